@@ -1,0 +1,5 @@
+"""`python -m edgelm` is the command line."""
+
+from edgelm.cli import main
+
+main()

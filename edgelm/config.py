@@ -1,0 +1,189 @@
+"""The architecture of a model as one frozen, validated value.
+
+A `ModelConfig` is composed of parts (norm, activation, position kind, biases, ...) that are chosen
+independently, so that GPT-2, Llama, Qwen, Gemma or Pythia are values of it and not classes. The file
+holds no PyTorch: the exporter stores the config in the model file, and reading it back needs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+from edgelm_runtime.errors import ConfigError
+
+Norm = Literal["layernorm", "rmsnorm"]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
+Position = Literal["learned", "rotary"]
+Init = Literal["gpt2", "pytorch"]
+RopeScalingKind = Literal["linear", "llama3", "yarn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are stretched to a longer context than the model was first trained on.
+
+    `linear` divides every frequency by `factor`. `llama3` and `yarn` divide the slow ones only, with a
+    ramp between; their fields carry the names and meanings of the Hugging Face `rope_scaling` entry.
+    """
+
+    kind: RopeScalingKind
+    factor: float
+    original_context: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        _one_of("rope_scaling.kind", self.kind, get_args(RopeScalingKind))
+        if not self.factor > 0:
+            raise ConfigError(f"rope_scaling.factor is {self.factor}", "give a number above 0")
+        if self.kind != "linear" and self.original_context < 1:
+            raise ConfigError(
+                f"rope_scaling of kind {self.kind} has original_context {self.original_context}",
+                "give the context length that the model was first trained on",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Sizes and parts of a decoder-only transformer. Lengths are in tokens, widths in features.
+
+    Zero in `num_kv_heads`, `head_dim`, `mlp_width` or `rotary_dim` asks for the usual value, which is
+    filled in at construction, so that a config always shows what is really used.
+
+    Raises ConfigError (a ValueError) where fields contradict each other.
+    """
+
+    vocab_size: int
+    context_length: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int = 0
+    """Grouped-query attention: heads that keys and values have. 0: as many as `num_heads`."""
+    head_dim: int = 0
+    """Features per head. 0: `width / num_heads`."""
+    mlp_width: int = 0
+    """Features inside the MLP. 0: `4 * width`."""
+
+    norm: Norm = "layernorm"
+    norm_eps: float = 1e-5
+    norm_bias: bool = True
+    activation: Activation = "gelu_tanh"
+    gated_mlp: bool = False
+    qkv_bias: bool = True
+    attention_bias: bool = True
+    """Bias of the projection behind the attention heads."""
+    mlp_bias: bool = True
+    head_bias: bool = False
+    tied_head: bool = True
+
+    position: Position = "learned"
+    rotary_dim: int = 0
+    """Leading features of each head that rotate. 0: all of them."""
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+
+    sliding_window: int = 0
+    """Tokens that a local layer sees, itself included. 0: every layer sees everything."""
+    local_layers: tuple[bool, ...] = ()
+    """Which layers are local, repeated over the depth. Empty with a window: all of them."""
+    local_rope_theta: float = 0.0
+    """Rotary base of local layers, unscaled (Gemma 3). 0: the same rotation everywhere."""
+
+    attention_scale: float = 0.0
+    """Factor on query-key products. 0: `1 / sqrt(head_dim)`."""
+    query_key_norm: bool = False
+    parallel_residual: bool = False
+    post_norm: bool = False
+    """A further norm behind attention and MLP, before the residual sum (Gemma)."""
+    embedding_scale: float = 1.0
+    attention_softcap: float = 0.0
+    logit_softcap: float = 0.0
+
+    dropout: float = 0.0
+    init: Init = "gpt2"
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context_length", "width", "num_layers", "num_heads"):
+            _whole(name, getattr(self, name), least=1)
+        for name in ("num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window"):
+            _whole(name, getattr(self, name), least=0)
+        _one_of("norm", self.norm, get_args(Norm))
+        _one_of("activation", self.activation, get_args(Activation))
+        _one_of("position", self.position, get_args(Position))
+        _one_of("init", self.init, get_args(Init))
+        self._fill_in()
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}",
+                "choose a divisor",
+            )
+        if self.position == "rotary" and (self.rotary_dim % 2 or self.rotary_dim > self.head_dim):
+            raise ConfigError(
+                f"rotary_dim {self.rotary_dim} does not fit head_dim {self.head_dim}",
+                "give an even number up to head_dim",
+            )
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"dropout is {self.dropout}", "give a number from 0 up to, not including, 1")
+        if not self.norm_eps > 0:
+            raise ConfigError(f"norm_eps is {self.norm_eps}", "give a number above 0")
+
+    def _fill_in(self) -> None:
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        put("num_kv_heads", self.num_kv_heads or self.num_heads)
+        if not self.head_dim:
+            if self.width % self.num_heads:
+                raise ConfigError(
+                    f"width {self.width} is not a multiple of num_heads {self.num_heads}",
+                    "choose a divisor, or give head_dim",
+                )
+            put("head_dim", self.width // self.num_heads)
+        put("mlp_width", self.mlp_width or 4 * self.width)
+        put("attention_scale", self.attention_scale or 1 / math.sqrt(self.head_dim))
+        if self.position == "rotary":
+            put("rotary_dim", self.rotary_dim or self.head_dim)
+        if self.sliding_window and not self.local_layers:
+            put("local_layers", (True,))
+        put("local_layers", tuple(bool(local) for local in self.local_layers))
+
+    def is_local(self, layer: int) -> bool:
+        """Whether `layer` sees only the last `sliding_window` tokens."""
+        return bool(self.sliding_window and self.local_layers[layer % len(self.local_layers)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON; `from_dict` reads them back."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ModelConfig:
+        """Build from the plain values of `to_dict`. Raises ConfigError for unknown or missing fields."""
+        given = dict(values)
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(given) - known):
+            raise ConfigError(f"unknown model field {', '.join(unknown)}", f"known are {', '.join(sorted(known))}")
+        if isinstance(given.get("rope_scaling"), Mapping):
+            given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
+        if "local_layers" in given:
+            given["local_layers"] = tuple(given["local_layers"])
+        try:
+            return cls(**given)
+        except TypeError as error:
+            raise ConfigError(f"incomplete model configuration: {error}") from error
+
+
+def _whole(name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} is {value!r}", f"give a whole number of at least {least}")
+
+
+def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}", f"choose one of {', '.join(choices)}")

@@ -1,0 +1,37 @@
+"""The position-wise MLP, plain (width -> mlp_width -> width) or gated (SwiGLU and its kin)."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from edgelm.config import ModelConfig
+
+
+def activate(name: str, x: torch.Tensor) -> torch.Tensor:
+    """Apply the activation that the config calls `name`; the shape stays."""
+    if name == "relu":
+        return F.relu(x)
+    if name == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if name == "gelu_tanh" else "none")
+
+
+class MLP(nn.Module):
+    """`down(activation(up(x)))`; gated: `down(activation(gate) * up)`, gate and up in one matrix."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.gated = config.gated_mlp
+        inner = config.mlp_width * (2 if self.gated else 1)
+        self.up = nn.Linear(config.width, inner, bias=config.mlp_bias)
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # (B, T, width) -> (B, T, width)
+        inner = self.up(x)
+        if not self.gated:
+            return self.down(activate(self.activation, inner))
+        gate, up = inner.chunk(2, dim=-1)
+        return self.down(activate(self.activation, gate) * up)

@@ -1,0 +1,190 @@
+"""The transformer: embeddings, pre-norm blocks, final norm, head. Reads top to bottom.
+
+Choices, and why:
+- Position embeddings are added as a slice of their table, `weight[:T]`: no index tensor is made in a
+  forward pass or stored in a checkpoint, and the exported graph holds a Slice where a Gather would be.
+- Rotary tables are computed once and kept out of the checkpoint; they follow from the config.
+- Hidden states and logits are separate steps, so that nothing vocabulary-wide is computed for positions
+  that nobody asked about.
+- A tied head is the embedding matrix itself, not a copy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from edgelm.config import ModelConfig
+from edgelm.model.attention import Attend, Attention, Rotate, causal_attention
+from edgelm.model.mlp import MLP
+from edgelm.model.norm import make_norm
+from edgelm.model.position import rotary_table, rotate
+
+RotateBy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
+"""(x (B, H, T, D), cosine table, sine table (context, R / 2), positions (B, T) or None) -> like x."""
+
+
+def rotate_by_table(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
+) -> torch.Tensor:
+    """Rotate x (B, H, T, D) by the rows of the tables at `positions` (B, T), or at 0 .. T - 1."""
+    if positions is None:
+        return rotate(x, cos[: x.shape[2]].to(x.dtype), sin[: x.shape[2]].to(x.dtype))
+    return rotate(x, cos[positions][:, None].to(x.dtype), sin[positions][:, None].to(x.dtype))
+
+
+class Block(nn.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x)); or both from the same x (`parallel_residual`)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.parallel = config.parallel_residual
+        self.attention_norm = make_norm(config)
+        self.attention = Attention(config, layer)
+        self.attention_post_norm = make_norm(config) if config.post_norm else nn.Identity()
+        self.mlp_norm = make_norm(config)
+        self.mlp = MLP(config)
+        self.mlp_post_norm = make_norm(config) if config.post_norm else nn.Identity()
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: torch.Tensor, rotate: Rotate | None, attend: Attend) -> torch.Tensor:
+        mixed = self.attention_post_norm(self.attention(self.attention_norm(x), rotate, attend))
+        base = x if self.parallel else x + self.dropout(mixed)
+        fed = self.dropout(self.mlp_post_norm(self.mlp(self.mlp_norm(base))))
+        return base + self.dropout(mixed) + fed if self.parallel else base + fed
+
+
+class Transformer(nn.Module):
+    """A decoder-only language model described by a `ModelConfig`.
+
+    `model(ids, targets=None)` gives (logits, loss or None); `embed` and `hidden` give the states before
+    the first block and after the final norm. Token ids are int64 (B, T) with T up to the context length.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.gradient_checkpointing = False
+        self.token_embedding = nn.Embedding(config.vocab_size, config.width)
+        if config.position == "learned":
+            self.position_embedding = nn.Embedding(config.context_length, config.width)
+        for name, table in self.rotations(config).items():
+            self.register_buffer(name, table, persistent=False)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.num_layers))
+        self.final_norm = make_norm(config)
+        self.head = nn.Linear(config.width, config.vocab_size, bias=config.head_bias)
+        if config.init == "gpt2":
+            self._init_gpt2()
+        if config.tied_head:
+            self.head.weight = self.token_embedding.weight
+
+    @staticmethod
+    def rotations(config: ModelConfig) -> dict[str, torch.Tensor]:
+        """The rotary tables that follow from `config`, by buffer name: float32 (context, rotary_dim / 2)."""
+        tables: dict[str, torch.Tensor] = {}
+        if config.position == "rotary":
+            tables["cos_full"], tables["sin_full"] = rotary_table(config, local=False)
+            if config.local_rope_theta:
+                tables["cos_local"], tables["sin_local"] = rotary_table(config, local=True)
+        return tables
+
+    def _init_gpt2(self) -> None:
+        """Normal(0, 0.02); projections into the residual stream shrink with its number of summands."""
+        residual = 0.02 / math.sqrt(2 * self.config.num_layers)
+        for name, module in self.named_modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                into_residual = name.endswith(("attention.out", "mlp.down"))
+                nn.init.normal_(module.weight, std=residual if into_residual else 0.02)
+                if isinstance(module, nn.Linear) and module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+    def embed(self, ids: torch.Tensor, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Token plus position embeddings (B, T, width), without running a block.
+
+        `positions` (B, T) are needed only where rows start elsewhere than at 0, as with a cache.
+        """
+        x = self.token_embedding(ids)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        if self.config.position == "learned":
+            table = self.position_embedding.weight
+            x = x + (table[: ids.shape[1]] if positions is None else table[positions])
+        return x
+
+    def hidden(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        attend: Attend = causal_attention,
+        rotate_by: RotateBy = rotate_by_table,
+    ) -> torch.Tensor:
+        """States after the final norm (B, T, width). `attend` and `rotate_by` let an exporter put its
+        own operators in the place of attention and rotation."""
+        return self.from_embeddings(self.embed(ids, positions), positions, attend, rotate_by)
+
+    def from_embeddings(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        attend: Attend = causal_attention,
+        rotate_by: RotateBy = rotate_by_table,
+    ) -> torch.Tensor:
+        """Blocks and final norm over embeddings (B, T, width)."""
+        x = self.dropout(x)
+        full, local = self._rotations(positions, rotate_by)
+        for layer, block in enumerate(self.blocks):
+            turn = local if self.config.is_local(layer) else full
+            if self.gradient_checkpointing and self.training:
+                x = checkpoint(block, x, turn, attend, use_reentrant=False)
+            else:
+                x = block(x, turn, attend)
+        return self.final_norm(x)
+
+    def _rotations(
+        self, positions: torch.Tensor | None, rotate_by: RotateBy
+    ) -> tuple[Rotate | None, Rotate | None]:
+        if self.config.position != "rotary":
+            return None, None
+
+        def full(x: torch.Tensor) -> torch.Tensor:
+            return rotate_by(x, self.cos_full, self.sin_full, positions)
+
+        def local(x: torch.Tensor) -> torch.Tensor:
+            return rotate_by(x, self.cos_local, self.sin_local, positions)
+
+        return full, local if self.config.local_rope_theta else full
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Next-token logits (..., vocab) for hidden states (..., width)."""
+        logits = self.head(hidden)
+        cap = self.config.logit_softcap
+        return cap * torch.tanh(logits / cap) if cap else logits
+
+    def forward(
+        self, ids: torch.Tensor, targets: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Logits (B, T, vocab), and the mean cross-entropy in nats where `targets` (B, T) are given.
+
+        Targets of -100 do not count.
+        """
+        logits = self.logits(self.hidden(ids))
+        if targets is None:
+            return logits, None
+        return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+    def generate(self, prompt: Sequence[int], **options: Any) -> list[int]:
+        """Token ids that continue `prompt`, by the same loop, sampler and sliding window as the runtime.
+
+        `options` are those of `edgelm_runtime.generate_ids`. Gradients are off; eval mode is used and
+        the mode found is restored.
+        """
+        from edgelm.model.decoder import generate
+
+        return generate(self, prompt, **options)
