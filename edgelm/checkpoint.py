@@ -12,7 +12,6 @@ old checkpoint or the new one and never a part.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -51,7 +50,9 @@ class Checkpoint:
         return self.model.config
 
 
-def save_checkpoint(checkpoint: Checkpoint, folder: Path, training_state: dict[str, Any] | None = None) -> None:
+def save_checkpoint(
+    checkpoint: Checkpoint, folder: Path, training_state: dict[str, Any] | None = None
+) -> None:
     """Write `checkpoint` as `folder`, replacing what is there in one step. Raises OutputError."""
     with replaced_folder(folder) as new:
         about = {
@@ -140,15 +141,19 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
         new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     except OSError as error:
-        raise OutputError(f"cannot write to {folder.parent}: {error.strerror}", "choose another folder") from error
+        raise OutputError(
+            f"cannot write to {folder.parent}: {error.strerror}", "choose another folder"
+        ) from error
     try:
         yield new
         old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
         if folder.exists():
-            os.replace(folder, old)
-        os.replace(new, folder)
+            folder.replace(old)
+        new.replace(folder)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise OutputError(f"cannot write {folder}: {error}", "free some space or choose another folder") from error
+        raise OutputError(
+            f"cannot write {folder}: {error}", "free some space or choose another folder"
+        ) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -168,7 +168,9 @@ class ModelConfig:
         given = dict(values)
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(given) - known):
-            raise ConfigError(f"unknown model field {', '.join(unknown)}", f"known are {', '.join(sorted(known))}")
+            raise ConfigError(
+                f"unknown model field {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
+            )
         if isinstance(given.get("rope_scaling"), Mapping):
             given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
         if "local_layers" in given:

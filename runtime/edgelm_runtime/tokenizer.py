@@ -197,7 +197,9 @@ def named_tokenizer(name: str) -> Tokenizer:
     """
     if name not in tiktoken.list_encoding_names():
         known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
-        raise TokenizerError(f"no tokenizer file or encoding {name!r}", f"give a saved file or one of: {known}")
+        raise TokenizerError(
+            f"no tokenizer file or encoding {name!r}", f"give a saved file or one of: {known}"
+        )
     try:
         encoding = tiktoken.get_encoding(name)
     except Exception as error:  # whatever the HTTP client raises
@@ -230,7 +232,9 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise TokenizerError(f"cannot read the tokenizer {path}: {error}", "give a saved tokenizer file") from error
+        raise TokenizerError(
+            f"cannot read the tokenizer {path}: {error}", "give a saved tokenizer file"
+        ) from error
     if not isinstance(values, dict):
         raise TokenizerError(f"{path} is not a saved tokenizer", "give a file that edgelm saved")
     return Tokenizer.from_dict(values)

@@ -1,0 +1,99 @@
+"""Decoders: token ids in, logits out.
+
+A decoder answers one question, without memory of earlier ones as far as its caller can tell: what are the
+logits at the last few positions of these rows? `RecomputeDecoder` feeds the whole window every time: no
+cache, nothing kept between calls, any number of threads on one session. Attention is causal and rows are
+padded on the right, so a batch needs no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm_runtime.session import Session, empty_like_input
+
+Ids = NDArray[np.int64]
+Logits = NDArray[np.floating[Any]]
+
+
+class Decoder(Protocol):
+    """What the generation loop needs of a model."""
+
+    context_length: int
+    vocab_size: int
+
+    def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        """Logits (counts[i], vocab) at the last `counts[i]` positions of each row (1 to context_length ids)."""
+        ...
+
+
+class RecomputeDecoder:
+    """Runs an edgelm graph over whole windows."""
+
+    def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
+        self.context_length = context_length
+        self.vocab_size = vocab_size
+        self._session = session
+        # A file made for a cache runs without one too: the past is empty and nothing is kept of it.
+        self._past = [info for name, info in session.inputs.items() if name.startswith("past_key_values.")]
+        self._cached = "cache_length" in session.inputs
+
+    def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        feeds: dict[str, NDArray[Any]] = {
+            "input_ids": padded(rows),
+            "logits_at": last_positions(rows, counts),
+        }
+        if self._cached:
+            feeds["cache_length"] = np.zeros(len(rows), np.int64)
+            feeds |= {info.name: empty_like_input(info, len(rows)) for info in self._past}
+        logits = self._session.run(("logits",), feeds)[0]
+        return [row[len(row) - count :] for row, count in zip(logits, counts, strict=True)]
+
+
+class ForeignDecoder:
+    """Runs a plain ONNX language model from elsewhere: `input_ids` and, where the graph has them,
+    `attention_mask`, `position_ids` and an empty past; `logits` (batch, sequence, vocab)."""
+
+    def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
+        self.context_length = context_length
+        self.vocab_size = vocab_size
+        self._session = session
+        self._inputs = session.inputs
+
+    def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        ids = padded(rows)
+        lengths = np.array([len(row) for row in rows])
+        feeds: dict[str, NDArray[Any]] = {"input_ids": ids}
+        if "attention_mask" in self._inputs:
+            feeds["attention_mask"] = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
+        if "position_ids" in self._inputs:
+            feeds["position_ids"] = np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
+        for name, info in self._inputs.items():
+            if name.startswith("past_key_values."):
+                feeds[name] = empty_like_input(info, len(rows))
+        logits = self._session.run(("logits",), feeds)[0]
+        ends = zip(logits, lengths, counts, strict=True)
+        return [row[length - count : length] for row, length, count in ends]
+
+
+def padded(rows: Sequence[Ids]) -> Ids:
+    """Rows of unequal length as one int64 array (B, longest), filled up with 0 on the right."""
+    if len(rows) == 1:
+        return np.asarray(rows[0], np.int64)[None]
+    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    for target, row in zip(ids, rows, strict=True):
+        target[: len(row)] = row
+    return ids
+
+
+def last_positions(rows: Sequence[Ids], counts: Sequence[int]) -> Ids:
+    """Positions (B, largest count) whose last `counts[i]` entries are the end of row i.
+
+    Rows that want fewer repeat earlier positions in front, which costs a row of logits and no branch.
+    """
+    back = np.arange(-max(counts), 0)
+    return np.maximum(np.array([len(row) for row in rows])[:, None] + back, 0)

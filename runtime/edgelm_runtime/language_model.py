@@ -1,0 +1,350 @@
+"""The face of the runtime: load a model file, then generate, stream, chat, score, embed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm_runtime import chat as chat_format
+from edgelm_runtime.constraint import Constraint, make_constraint
+from edgelm_runtime.decoder import Decoder, padded
+from edgelm_runtime.errors import ModelFileError, OptionError
+from edgelm_runtime.generation import (
+    FinishReason,
+    Limits,
+    Piece,
+    Row,
+    Stats,
+    check_prompt,
+    run,
+    split_options,
+)
+from edgelm_runtime.model_file import ModelFile
+from edgelm_runtime.sampler import Sampler, whole
+from edgelm_runtime.scoring import Score, score_ids
+from edgelm_runtime.session import Session
+from edgelm_runtime.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
+Pooling = Literal["mean", "last", "none"]
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished text. The prompt is not part of it; nor is an end token, or a stop string."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[float] | None = None
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    stats: Stats = field(default_factory=Stats)
+
+
+class LanguageModel:
+    """A loaded model. One object is safe in many threads at once; `close` it or use it in a `with` block.
+
+    Token ids are whole numbers from 0 to `info.vocab_size - 1`. Methods that take text raise OptionError on
+    a model without a tokenizer, and every method raises ClosedError after `close`.
+    """
+
+    def __init__(
+        self, session: Session, info: ModelFile, decoder: Decoder, load_seconds: float = 0.0
+    ) -> None:
+        self.info = info
+        self.load_seconds = load_seconds
+        self._session = session
+        self._decoder = decoder
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises OptionError for a model that takes and gives ids only."""
+        if self.info.tokenizer is None:
+            raise OptionError("this model has no tokenizer", "give token ids, or export it with --tokenizer")
+        return self.info.tokenizer
+
+    @property
+    def provider(self) -> str:
+        """The execution provider that runs."""
+        return self._session.provider
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        n: int = 1,
+        allowed_special: Collection[str] | str = (),
+        choices: Sequence[str] | None = None,
+        regex: str | None = None,
+        json_schema: Mapping[str, Any] | str | None = None,
+        **options: Any,
+    ) -> Any:
+        """Continue a text, a list of token ids, or a list of such prompts.
+
+        Gives a `Generation`; a list of them for several prompts or n > 1 (prompt by prompt). Options are the
+        fields of `Sampling` and `Limits`; what is not given comes from the model file's defaults.
+        `choices`, `regex` and `json_schema` constrain the text (extra: constrain).
+
+        Raises OptionError for anything that cannot be used, NumericsError where logits are not finite.
+        """
+        whole("n", n, 1)
+        single = _is_single(prompt)
+        prompts = [prompt] if single else list(prompt)
+        if not prompts:
+            raise OptionError("there is no prompt", "give at least one")
+        constraint = make_constraint(self.info, choices, regex, json_schema)
+        rows, limits = self._rows(prompts, n, allowed_special, constraint, options)
+        stats = Stats()
+        pieces: list[list[Piece]] = [[] for _ in rows]
+        for piece in run(self._open_decoder(), rows, limits, stats):
+            pieces[piece.row].append(piece)
+        results = [_generation(row, made, stats) for row, made in zip(rows, pieces, strict=True)]
+        return results[0] if single and n == 1 else results
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        allowed_special: Collection[str] | str = (),
+        choices: Sequence[str] | None = None,
+        regex: str | None = None,
+        json_schema: Mapping[str, Any] | str | None = None,
+        stats: Stats | None = None,
+        **options: Any,
+    ) -> Iterator[Piece]:
+        """Like `generate` for one prompt, but gives each token's text as it is made.
+
+        The pieces' texts together are the text of `generate`. Options are checked at the call. Pass a
+        `Stats` to read counts while it runs.
+        """
+        constraint = make_constraint(self.info, choices, regex, json_schema)
+        rows, limits = self._rows([prompt], 1, allowed_special, constraint, options)
+        return run(self._open_decoder(), rows, limits, stats)
+
+    def chat(self, messages: Sequence[chat_format.Message], **options: Any) -> Generation:
+        """The assistant's answer to a conversation: a list of {"role": ..., "content": ...}."""
+        result: Generation = self.generate(*self._chat_prompt(messages), **self._chat_options(options))
+        return result
+
+    def stream_chat(self, messages: Sequence[chat_format.Message], **options: Any) -> Iterator[Piece]:
+        """Like `chat`, a piece at a time."""
+        return self.stream(*self._chat_prompt(messages), **self._chat_options(options))
+
+    def chat_prompt(self, messages: Sequence[chat_format.Message]) -> list[int]:
+        """Token ids of the prompt that `chat` makes of `messages`."""
+        text = chat_format.render_chat(
+            messages, self.info.generation.get("chat_template"), self._special_texts()
+        )
+        ids = self.tokenizer.encode(text, "all")
+        bos = self._bos()
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def _chat_prompt(self, messages: Sequence[chat_format.Message]) -> tuple[list[int]]:
+        return (self.chat_prompt(messages),)
+
+    def _chat_options(self, options: dict[str, Any]) -> dict[str, Any]:
+        """A model without a template would go on to write the user's next turn."""
+        if self.info.generation.get("chat_template") is None and "stop" not in options:
+            return {**options, "stop": [chat_format.PLAIN_STOP]}
+        return options
+
+    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Next-token logits (T, vocab) at every position of `ids` (T), at most the context length.
+
+        Raises OptionError for more ids than the context holds.
+        """
+        checked = check_prompt(ids, self.info.vocab_size)
+        if len(checked) > self.info.context_length:
+            raise OptionError(
+                f"{len(checked)} token ids exceed the context of {self.info.context_length}", "give fewer"
+            )
+        return self._open_decoder()([checked], [len(checked)])[0].astype(np.float32, copy=False)
+
+    def score(
+        self,
+        text: Prompt,
+        *,
+        stride: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Score:
+        """Log-probabilities, perplexity and bits per byte of a text or of token ids, of any length.
+
+        `stride` is how many tokens one pass scores (default: half the context). Models that begin every
+        text with a token of their own score the first token of `text` too.
+        """
+        ids = self.encode_prompt(text)
+        logprobs = score_ids(self._open_decoder(), ids, stride, progress)
+        tokenizer = self.info.tokenizer
+        size = (
+            len(tokenizer.decode_bytes(ids[1:].tolist(), skip_special=True)) if tokenizer is not None else 0
+        )
+        return Score(ids.tolist(), logprobs, size)
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        layer: Literal["hidden", "embeddings"] = "hidden",
+        pooling: Pooling = "mean",
+        normalize: bool = True,
+        batch_size: int = 8,
+    ) -> Any:
+        """Vectors for texts (or token ids): float32 (len(texts), width), or (width,) for a single text.
+
+        `layer` is the state after the final norm, or the token-plus-position embeddings; the file must
+        have been exported with `--outputs`. `pooling` takes the mean over tokens, the last token, or
+        `none`, which gives a list of (T, width) arrays. Normalised vectors have length 1. Texts longer than
+        the context are cut to its first tokens.
+        """
+        if layer not in ("hidden", "embeddings"):
+            raise OptionError(f"layer is {layer!r}", "choose hidden or embeddings")
+        if pooling not in ("mean", "last", "none"):
+            raise OptionError(f"pooling is {pooling!r}", "choose mean, last or none")
+        whole("batch_size", batch_size, 1)
+        if layer not in self._session.outputs:
+            raise ModelFileError(
+                f"this model file has no output {layer!r}", f"export it with --outputs {layer}"
+            )
+        single = _is_single(texts)
+        rows = [
+            self.encode_prompt(text)[: self.info.context_length] for text in ([texts] if single else texts)
+        ]
+        states: list[NDArray[np.float32]] = []
+        for start in range(0, len(rows), batch_size):
+            states += self._states(rows[start : start + batch_size], layer)
+        pooled = [_normalised(_pooled(state, pooling), normalize) for state in states]
+        if single:
+            return pooled[0]
+        return pooled if pooling == "none" else np.stack(pooled)
+
+    def _states(self, rows: list[NDArray[np.int64]], layer: str) -> list[NDArray[np.float32]]:
+        """States (T, width) of each row; asking for no logits leaves the head out."""
+        feeds = {"input_ids": padded(rows), "logits_at": np.zeros((1, 0), np.int64)}
+        output = self._session.run((layer,), feeds)[0]
+        return [state[: len(row)].astype(np.float32) for state, row in zip(output, rows, strict=True)]
+
+    def encode_prompt(self, prompt: Prompt, allowed_special: Collection[str] | str = ()) -> NDArray[np.int64]:
+        """Token ids (T,) of a prompt as the model wants to see it, T at least 1.
+
+        Text gets the model's begin token where it has one; an empty text becomes that token, or end-of-text.
+        Raises OptionError for an empty prompt where the model has neither.
+        """
+        if not isinstance(prompt, str):
+            return check_prompt(prompt, self.info.vocab_size)
+        bos = self._bos()
+        ids = [*([bos] if bos is not None else []), *self.tokenizer.encode(prompt, allowed_special)]
+        if not ids:
+            start = self.info.generation.get("bos_id", self.tokenizer.end_of_text)
+            if start is None:
+                raise OptionError("the prompt is empty and this model has no begin token", "give some text")
+            ids = [start]
+        return np.asarray(ids, np.int64)
+
+    def _bos(self) -> int | None:
+        generation = self.info.generation
+        return generation.get("bos_id") if generation.get("add_bos") else None
+
+    def _special_texts(self) -> dict[str, str]:
+        by_id = {token_id: text for text, token_id in self.tokenizer.special.items()}
+        bos, ends = self.info.generation.get("bos_id"), self.info.end_ids
+        return {
+            "bos_token": by_id.get(bos, "") if bos is not None else "",
+            "eos_token": by_id.get(ends[0], "") if ends else "",
+        }
+
+    def _rows(
+        self,
+        prompts: Sequence[Any],
+        n: int,
+        allowed_special: Collection[str] | str,
+        constraint: Constraint | None,
+        options: dict[str, Any],
+    ) -> tuple[list[Row], Limits]:
+        """A row for each sample of each prompt."""
+        defaults = {k: v for k, v in self.info.generation.items() if k in DEFAULTS_FROM_FILE}
+        sampling, limits = split_options({**defaults, **options})
+        sampling.check_ids(self.info.vocab_size)
+        if limits.stop and self.info.tokenizer is None:
+            raise OptionError("stop strings need a tokenizer", "this model has none")
+        encoded = [self.encode_prompt(prompt, allowed_special) for prompt in prompts]
+        if len(limits.reference):
+            check_prompt(limits.reference, self.info.vocab_size)
+        return [
+            Row(
+                ids,
+                Sampler(sampling, sample, constraint.start(len(ids)) if constraint else None),
+                limits,
+                self.info.end_ids,
+                self.info.tokenizer,
+                index=index * n + sample,
+            )
+            for index, ids in enumerate(encoded)
+            for sample in range(n)
+        ], limits
+
+    def _open_decoder(self) -> Decoder:
+        self._session.raw  # noqa: B018  (raises ClosedError)
+        return self._decoder
+
+    def close(self) -> None:
+        """Free the model. Later calls raise ClosedError."""
+        self._session.close()
+
+    def __enter__(self) -> LanguageModel:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+# What a model file may set as the default of an option.
+DEFAULTS_FROM_FILE = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
+    "frequency_penalty", "presence_penalty", "banned_tokens", "max_new_tokens", "stop",
+)  # fmt: skip
+
+
+def _is_single(prompt: Any) -> bool:
+    """Whether `prompt` is one text or one list of ids, and not a list of them."""
+    if isinstance(prompt, str):
+        return True
+    if isinstance(prompt, np.ndarray):
+        return prompt.ndim <= 1
+    try:
+        return bool(len(prompt)) and all(isinstance(item, (int, np.integer, float)) for item in prompt)
+    except TypeError:
+        raise OptionError(f"the prompt is {prompt!r}", "give text, token ids, or a list of either") from None
+
+
+def _generation(row: Row, pieces: list[Piece], stats: Stats) -> Generation:
+    tokens = [piece for piece in pieces if piece.token_id is not None]
+    scored = row.limits.logprobs is not None
+    return Generation(
+        text="".join(piece.text for piece in pieces),
+        token_ids=row.new_ids,
+        finish_reason=row.finish_reason or "length",
+        logprobs=[piece.logprob for piece in tokens if piece.logprob is not None] if scored else None,
+        top_logprobs=[piece.top_logprobs for piece in tokens] if row.limits.logprobs else None,
+        stats=stats,
+    )
+
+
+def _pooled(state: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
+    if pooling == "none":
+        return state
+    pooled: NDArray[np.float32] = state[-1] if pooling == "last" else state.mean(axis=0)
+    return pooled
+
+
+def _normalised(vectors: NDArray[np.float32], wanted: bool) -> NDArray[np.float32]:
+    if not wanted:
+        return vectors
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)

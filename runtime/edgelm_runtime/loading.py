@@ -1,0 +1,65 @@
+"""From a path or bytes to a `LanguageModel`."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from edgelm_runtime.decoder import Decoder, ForeignDecoder, RecomputeDecoder
+from edgelm_runtime.errors import ModelFileError
+from edgelm_runtime.language_model import LanguageModel
+from edgelm_runtime.model_file import ModelFile, assets_folder, is_model_file, read_model_file
+from edgelm_runtime.session import Session
+from edgelm_runtime.tokenizer import Tokenizer
+
+BUNDLED = "python.onnx"
+
+
+def load(
+    path: str | Path | bytes | None = None,
+    provider: str = "auto",
+    threads: int | None = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    context_length: int | None = None,
+) -> LanguageModel:
+    """Load a model file, or its bytes; None loads the model that ships with edgelm.
+
+    `provider`: auto, cpu, cuda, or another that this onnxruntime has. `threads`: default is what the process
+    may use. `tokenizer` and `context_length` are for plain ONNX language models without edgelm's metadata.
+
+    Raises ModelFileError where the file is missing, damaged or of a newer format, ProviderError where the
+    provider asked for does not run.
+    """
+    started = time.perf_counter()
+    source = path if isinstance(path, bytes) else Path(path or assets_folder() / BUNDLED)
+    name = "the model given as bytes" if isinstance(source, bytes) else str(source)
+    session = Session(source, provider, threads)
+    if context_length is None or is_model_file(session.metadata):
+        info = read_model_file(session, name)
+        decoder: Decoder = RecomputeDecoder(session, info.context_length, info.vocab_size)
+    else:
+        info = _foreign(session, name, tokenizer, context_length)
+        decoder = ForeignDecoder(session, info.context_length, info.vocab_size)
+    return LanguageModel(session, info, decoder, time.perf_counter() - started)
+
+
+def _foreign(session: Session, name: str, tokenizer: Tokenizer | None, context_length: int) -> ModelFile:
+    """What the caller and the graph say about a language model that has no metadata.
+
+    Raises ModelFileError where the graph is no language model.
+    """
+    known = ("input_ids", "attention_mask", "position_ids")
+    if unknown := [i for i in session.inputs if i not in known and not i.startswith("past_key_values.")]:
+        raise ModelFileError(
+            f"{name} wants an input {unknown[0]!r}", f"edgelm feeds {', '.join(known)} and a past"
+        )
+    logits = session.outputs.get("logits")
+    if "input_ids" not in session.inputs or logits is None or not isinstance(logits.shape[-1], int):
+        raise ModelFileError(
+            f"{name} is not a language model with input_ids and logits (batch, sequence, vocabulary)",
+            "give a causal language model",
+        )
+    config = {"context_length": context_length, "vocab_size": logits.shape[-1]}
+    end = tokenizer.end_of_text if tokenizer is not None else None
+    return ModelFile(config, tokenizer, {"end_ids": [] if end is None else [end]})

@@ -1,0 +1,85 @@
+"""Drafting by prompt lookup: text that repeats itself predicts its own next tokens.
+
+The draft is what followed the longest recent match of the last tokens, in the window or in a reference text
+that the user gave. The loop checks a whole draft in one pass and keeps what it would have drawn anyway, so
+drafting changes speed and never text. (Saxena 2023, https://github.com/apoorvumang/prompt-lookup-decoding)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+
+LONGEST_MATCH = 16
+SHORTEST_MATCH = 2
+FIRST_DRAFT = 4
+
+
+def draft(ids: Ids, most: int, reference: Ids | None = None, shortest: int = SHORTEST_MATCH) -> Ids:
+    """Up to `most` tokens that followed the longest match of the end of `ids` (T,); empty without one.
+
+    Matches shorter than `shortest` do not count. Of equally long ones the most recent wins, and the text
+    itself wins over `reference`.
+    """
+    best, length = _longest_match(ids[:-1], ids)
+    found = ids[best : best + most]
+    if reference is not None and len(reference):
+        best, longer = _longest_match(reference, ids)
+        if longer > length:
+            found, length = reference[best : best + most], longer
+    return found if length >= shortest else found[:0]
+
+
+def _longest_match(text: Ids, tail: Ids) -> tuple[int, int]:
+    """(position behind the match, its length) of the longest, then last, match of the end of `tail` in `text`."""
+    ends = np.flatnonzero(text == tail[-1])
+    if not len(ends):
+        return 0, 0
+    length = 1
+    while length < min(LONGEST_MATCH, len(tail)):
+        starts = ends - length
+        longer = ends[(starts >= 0) & (text[starts] == tail[-1 - length])]
+        if not len(longer):
+            break
+        ends, length = longer, length + 1
+    return int(ends[-1]) + 1, length
+
+
+class DraftLength:
+    """How many tokens to draft, from how many were accepted.
+
+    Each fully accepted draft doubles the length, a wholly rejected one halves it. At zero, drafting
+    rests for a number of tokens that doubles with each further failure, so that text which does not
+    repeat itself pays for next to no checks; the first success ends that.
+    """
+
+    def __init__(self, most: int, fixed: bool = False) -> None:
+        self._most = most
+        self._fixed = fixed
+        self._length = most if fixed else min(FIRST_DRAFT, most)
+        self._rest, self._next_rest = 0, 4
+
+    def next(self) -> int:
+        """Tokens to draft now."""
+        if self._rest > 0:
+            self._rest -= 1
+            return 0
+        return self._length
+
+    def update(self, drafted: int, accepted: int) -> None:
+        """Learn from a checked draft."""
+        if self._fixed or not drafted:
+            return
+        if accepted == drafted:
+            self._length = min(max(2 * self._length, 1), self._most)
+            self._next_rest = 4
+        elif accepted == 0:
+            self._length //= 2
+            if self._length == 0:
+                self._rest, self._length = self._next_rest, 1
+                self._next_rest = min(2 * self._next_rest, 256)
+        else:
+            self._length = max(accepted, 1)
+            self._next_rest = 4

@@ -1,0 +1,211 @@
+"""onnxruntime sessions: threads, execution providers, and what onnxruntime does not do by itself.
+
+- Threads default to the smaller of CPU affinity and container quota; onnxruntime counts the machine's cores.
+- The worker threads stop spinning when a run is over, so an idle process uses no CPU.
+- A provider that is asked for and does not come up is an error; onnxruntime would fall back in silence.
+- A session does not survive a fork (its threads stay in the parent), so a child process makes its own.
+- Telemetry is off unless the environment already says otherwise.
+
+This is the only module that imports onnxruntime.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime as ort
+
+from edgelm_runtime.errors import ClosedError, ModelFileError, OptionError, ProviderError
+
+SUFFIX = "ExecutionProvider"
+ERRORS_ONLY = 3
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Name, onnxruntime type such as `tensor(float)`, and shape of an input or output; names for free axes."""
+
+    name: str
+    type: str
+    shape: tuple[int | str | None, ...]
+
+
+class Session:
+    """One loaded graph. `run` may be called from many threads at once.
+
+    Raises ModelFileError where the source is not a usable model, ProviderError where `provider` does not run.
+    """
+
+    def __init__(
+        self,
+        source: Path | bytes,
+        provider: str = "auto",
+        threads: int | None = None,
+        optimize: bool = True,
+    ) -> None:
+        self._source = source
+        self._providers = choose_providers(provider)
+        self._options = _session_options(threads, optimize)
+        self._lock = threading.Lock()
+        self._closed = False
+        self._open()
+        if provider != "auto" and self.provider != self._providers[0]:
+            raise ProviderError(
+                f"the provider {provider!r} was asked for, but {_short(self.provider)!r} runs",
+                "check its drivers and libraries, or use --provider cpu",
+            )
+
+    def _open(self) -> None:
+        self._session = _create(self._source, self._options, self._providers)
+        self._process = os.getpid()
+
+    @property
+    def provider(self) -> str:
+        """Full name of the provider that runs, such as `CPUExecutionProvider`."""
+        return str(self._session.get_providers()[0])
+
+    @property
+    def inputs(self) -> dict[str, TensorInfo]:
+        """The graph's inputs, those with a default value included, by name."""
+        required = self._session.get_inputs()
+        optional = self._session.get_overridable_initializers()
+        return {node.name: _tensor_info(node) for node in [*required, *optional]}
+
+    @property
+    def outputs(self) -> dict[str, TensorInfo]:
+        """The graph's outputs by name."""
+        return {node.name: _tensor_info(node) for node in self._session.get_outputs()}
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The file's `metadata_props`."""
+        return dict(self._session.get_modelmeta().custom_metadata_map)
+
+    def run(self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
+        """Compute `outputs` from `feeds`. Raises ClosedError after `close`, ModelFileError where it fails."""
+        try:
+            results: list[NDArray[Any]] = self.raw.run(list(outputs), dict(feeds))
+        except _RUN_ERRORS as error:
+            raise ModelFileError(
+                f"the graph failed: {_one_line(error)}", "check the model with `edgelm verify`"
+            ) from error
+        return results
+
+    @property
+    def raw(self) -> Any:
+        """The onnxruntime session of this process, for I/O binding. Raises ClosedError after `close`."""
+        if self._closed:
+            raise ClosedError("the model is closed", "load it again")
+        if self._process != os.getpid():
+            with self._lock:
+                if self._process != os.getpid():
+                    self._open()
+        return self._session
+
+    def close(self) -> None:
+        """Free the graph and its threads. Runs that are under way in other threads end first."""
+        self._closed = True
+        self._session = None
+
+
+_RUN_ERRORS = (RuntimeError, ValueError, ort.capi.onnxruntime_pybind11_state.InvalidArgument)
+
+
+def choose_providers(provider: str) -> list[str]:
+    """Provider names for onnxruntime, best first. `auto`: CUDA where this onnxruntime has it, else the CPU.
+
+    Raises ProviderError for a provider that this onnxruntime does not have.
+    """
+    available = ort.get_available_providers()
+    cpu = "CPU" + SUFFIX
+    if provider == "auto":
+        return [name for name in ("CUDA" + SUFFIX, cpu) if name in available]
+    wanted = {provider.lower(), (provider + SUFFIX).lower()}
+    for name in available:
+        if name.lower() in wanted:
+            return [name] if name == cpu else [name, cpu]
+    raise ProviderError(
+        f"this onnxruntime has no provider {provider!r}",
+        f"it has {', '.join(_short(name) for name in available)}; others come with other onnxruntime packages",
+    )
+
+
+def default_threads() -> int:
+    """The smaller of CPU affinity and container quota, at least 1."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return max(1, min(affinity, _container_cpus() or affinity))
+
+
+def _container_cpus() -> int | None:
+    """CPUs that the control group grants (version 2, then 1), rounded up; None where there is no limit."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
+    except (OSError, ValueError):
+        try:
+            folder = Path("/sys/fs/cgroup/cpu")
+            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
+            period = (folder / "cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
+        return None
+    return max(1, -(-int(quota) // int(period)))
+
+
+def _session_options(threads: int | None, optimize: bool) -> ort.SessionOptions:
+    if threads is not None and (not isinstance(threads, int) or threads < 1):
+        raise OptionError(f"threads is {threads!r}", "give a whole number of at least 1")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or default_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = ERRORS_ONLY
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    if not optimize:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return options
+
+
+def _create(source: Path | bytes, options: ort.SessionOptions, providers: list[str]) -> ort.InferenceSession:
+    if isinstance(source, Path):
+        if source.is_dir():
+            raise ModelFileError(f"{source} is a folder", "give the .onnx file in it")
+        if not source.exists():
+            raise ModelFileError(f"there is no model file {source}", "check the path")
+    name = "the model given as bytes" if isinstance(source, bytes) else str(source)
+    data = source if isinstance(source, bytes) else str(source)
+    try:
+        return ort.InferenceSession(data, options, providers=providers)
+    except Exception as error:  # onnxruntime raises classes of its own with no common base
+        raise ModelFileError(
+            f"{name} is not a usable ONNX model: {_one_line(error)}", "copy or export it again"
+        ) from error
+
+
+def _tensor_info(node: Any) -> TensorInfo:
+    return TensorInfo(node.name, node.type, tuple(node.shape))
+
+
+def _short(provider: str) -> str:
+    return provider.removesuffix(SUFFIX).lower()
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def empty_like_input(info: TensorInfo, batch: int) -> NDArray[Any]:
+    """An array of no elements for a past-state input: its first axis is the batch, other free axes are 0."""
+    dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[info.type]
+    shape = [batch, *(size if isinstance(size, int) else 0 for size in info.shape[1:])]
+    return np.zeros(shape, dtype)
