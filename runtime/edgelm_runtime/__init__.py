@@ -20,10 +20,11 @@ from edgelm_runtime.errors import (
     TokenizerError,
     VerificationError,
 )
-from edgelm_runtime.generation import ContextWarning, Limits, Piece, Stats, generate_ids
+from edgelm_runtime.generation import ContextWarning, Stats, generate_ids
 from edgelm_runtime.language_model import Generation, LanguageModel
 from edgelm_runtime.loading import load
 from edgelm_runtime.model_file import ModelFile
+from edgelm_runtime.row import Limits, Piece
 from edgelm_runtime.sampler import Sampling
 from edgelm_runtime.scoring import Score
 from edgelm_runtime.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer

@@ -14,17 +14,9 @@ from edgelm_runtime import chat as chat_format
 from edgelm_runtime.constraint import Constraint, make_constraint
 from edgelm_runtime.decoder import Decoder, padded
 from edgelm_runtime.errors import ModelFileError, OptionError
-from edgelm_runtime.generation import (
-    FinishReason,
-    Limits,
-    Piece,
-    Row,
-    Stats,
-    check_prompt,
-    run,
-    split_options,
-)
+from edgelm_runtime.generation import Stats, check_prompt, run, split_options
 from edgelm_runtime.model_file import ModelFile
+from edgelm_runtime.row import FinishReason, Limits, Piece, Row
 from edgelm_runtime.sampler import Sampler, whole
 from edgelm_runtime.scoring import Score, score_ids
 from edgelm_runtime.session import Session
@@ -228,7 +220,7 @@ class LanguageModel:
         output = self._session.run((layer,), feeds)[0]
         return [state[: len(row)].astype(np.float32) for state, row in zip(output, rows, strict=True)]
 
-    def encode_prompt(self, prompt: Prompt, allowed_special: Collection[str] | str = ()) -> NDArray[np.int64]:
+    def encode_prompt(self, prompt: Any, allowed_special: Collection[str] | str = ()) -> NDArray[np.int64]:
         """Token ids (T,) of a prompt as the model wants to see it, T at least 1.
 
         Text gets the model's begin token where it has one; an empty text becomes that token, or end-of-text.
@@ -347,4 +339,5 @@ def _normalised(vectors: NDArray[np.float32], wanted: bool) -> NDArray[np.float3
     if not wanted:
         return vectors
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    unit: NDArray[np.float32] = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return unit
