@@ -3,8 +3,9 @@
 A tokenizer is: byte strings in order of merge priority (tiktoken's ranks), one regular expression that
 cuts text into pieces before merging, special tokens, and the model's id for each of them. Ranks and ids
 are kept apart since models number their tokens freely (specials first, holes, one unknown character as
-several byte tokens). The same JSON is a saved tokenizer file and the `edgelm.tokenizer` entry of a
-model file.
+several byte tokens). What imported models need beyond that is data too: text normalised to NFC first,
+tokens that are matched before any merging, ids that text never becomes, a space put in front. The same
+JSON is a saved tokenizer file and the `edgelm.tokenizer` entry of a model file.
 
 Special-token text in ordinary text is ordinary text. Only callers that name a special token in
 `allowed_special` get its id.
@@ -15,10 +16,14 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
+import re
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import tiktoken
 
@@ -39,14 +44,25 @@ DEFAULT_PATTERN = (
 )
 
 
+PrefixSpace = Literal["never", "first", "always"]
+
+
 class Tokenizer:
     """Encodes and decodes text. Immutable; safe to share between threads.
 
-    `tokens[r]` are the bytes of rank r. `ids[r]` is what the model calls it: one id, or several where a
-    piece has none of its own (default: r itself). `special` maps special-token text to its id.
-    `prefix_space` puts a space before the text, as SentencePiece vocabularies do.
+    `tokens[r]` are the bytes of rank r. `ids[r]` is what the model calls it: one id, several where a
+    piece has none of its own, or an empty list where the model cannot express it (default: r itself).
+    `special` maps special-token text to its id. What imported vocabularies add:
 
-    Raises TokenizerError where two tokens share an id or a single byte has no token.
+    - `added`: tokens that ordinary text becomes wherever they stand, the longest first, before merging.
+    - `decode_only`: bytes of ids that text never becomes, but that a model may emit.
+    - `normalization`: "NFC" composes characters first; "" leaves text alone.
+    - `space_symbol`: a character that counts as a space ("\u2581" in SentencePiece vocabularies).
+    - `prefix_space`: a space before the text ("first": where there is none yet), or before every stretch
+      of text between special tokens as well ("always").
+    - `drop_unknown`: text that the model cannot express is left out instead of being an error.
+
+    Raises TokenizerError where two tokens share their bytes or a single byte has no token.
     """
 
     def __init__(
@@ -55,13 +71,24 @@ class Tokenizer:
         pattern: str = DEFAULT_PATTERN,
         special: Mapping[str, int] | None = None,
         ids: Sequence[int | Sequence[int]] | None = None,
-        prefix_space: bool = False,
+        *,
+        added: Mapping[str, int] | None = None,
+        decode_only: Mapping[int, bytes] | None = None,
+        normalization: Literal["", "NFC"] = "",
+        space_symbol: str = "",
+        prefix_space: PrefixSpace = "never",
+        drop_unknown: bool = False,
     ) -> None:
         self.tokens = list(tokens)
         self.pattern = pattern
         self.special = dict(special or {})
         self.ids = list(ids) if ids is not None else None
+        self.added = dict(added or {})
+        self.decode_only = dict(decode_only or {})
+        self.normalization = normalization
+        self.space_symbol = space_symbol
         self.prefix_space = prefix_space
+        self.drop_unknown = drop_unknown
         ranks = {token: rank for rank, token in enumerate(self.tokens)}
         if len(ranks) != len(self.tokens):
             raise TokenizerError("the tokenizer lists the same bytes twice", "make the tokenizer again")
@@ -69,34 +96,48 @@ class Tokenizer:
             raise TokenizerError(
                 f"the tokenizer has no token for byte {missing[0]:#04x}", "all 256 bytes must be present"
             )
-        # Specials get tiktoken ranks behind all others; the table turns ranks into the model's ids.
-        table: list[tuple[int, ...]] = [
-            (entry,) if isinstance(entry, int) else tuple(entry)
-            for entry in (self.ids if self.ids is not None else range(len(self.tokens)))
-        ]
-        if len(table) != len(self.tokens):
+        if normalization not in ("", "NFC") or prefix_space not in get_args(PrefixSpace):
             raise TokenizerError(
-                f"the tokenizer has {len(self.tokens)} tokens and {len(table)} ids", "make it again"
+                f"the tokenizer asks for normalization {normalization!r}, prefix space {prefix_space!r}",
+                "update edgelm",
             )
-        special_ranks = {text: len(table) + index for index, text in enumerate(self.special)}
-        self._table = table + [(token_id,) for token_id in self.special.values()]
-        self._plain = self.ids is None and all(special_ranks[t] == i for t, i in self.special.items())
-        self.vocab_size = 1 + max(token_id for entry in self._table for token_id in entry)
+        self._table = self._id_table()
+        self._gaps = frozenset(rank for rank, entry in enumerate(self._table) if not entry)
+        self._named = {**self.added, **self.special}
+        self._cuts: dict[frozenset[str], re.Pattern[str] | None] = {}
+        self._stretched = bool(normalization or space_symbol or prefix_space != "never")
+        every_id = [token_id for entry in self._table for token_id in entry]
+        every_id += [*self._named.values(), *self.decode_only]
+        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in every_id):
+            raise TokenizerError("a token id of the tokenizer is not a whole number from 0", "make it again")
+        self.vocab_size = 1 + max(every_id)
         try:
             self._encoding = tiktoken.Encoding(
-                "edgelm", pat_str=pattern, mergeable_ranks=ranks, special_tokens=special_ranks
+                "edgelm", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}
             )
         except ValueError as error:
             raise TokenizerError(f"the tokenizer's pattern is not usable: {error}") from error
+
+    def _id_table(self) -> list[tuple[int, ...]]:
+        """The model's ids of each rank."""
+        if self.ids is None:
+            return [(rank,) for rank in range(len(self.tokens))]
+        if len(self.ids) != len(self.tokens):
+            raise TokenizerError(
+                f"the tokenizer has {len(self.tokens)} tokens and {len(self.ids)} ids", "make it again"
+            )
+        return [(entry,) if isinstance(entry, int) else tuple(entry) for entry in self.ids]
 
     @cached_property
     def _bytes(self) -> list[bytes]:
         """The bytes of each token id; empty for ids that stand for nothing."""
         table = [b""] * self.vocab_size
-        for token, entry in zip(self.tokens, self._table, strict=False):
+        for token_id, token in self.decode_only.items():
+            table[token_id] = token
+        for token, entry in zip(self.tokens, self._table, strict=True):
             if len(entry) == 1:
                 table[entry[0]] = token
-        for text, token_id in self.special.items():
+        for text, token_id in self._named.items():
             table[token_id] = text.encode()
         return table
 
@@ -119,16 +160,54 @@ class Tokenizer:
         if unknown := sorted(allowed - set(self.special)):
             known = ", ".join(sorted(self.special)) or "none"
             raise OptionError(f"unknown special token {unknown[0]!r}", f"the model has: {known}")
-        if self.prefix_space and text:
-            text = " " + text
-        if allowed:
-            ranks = self._encoding.encode(text, allowed_special=allowed, disallowed_special=())
-        else:
-            ranks = self._encoding.encode_ordinary(text)
-        if self._plain:
+        cut = self._cut(frozenset(allowed))
+        if cut is None:
+            return self._encode_stretch(text, first=True)
+        found: list[int] = []
+        start = 0
+        for match in cut.finditer(text):
+            found += self._encode_stretch(text[start : match.start()], first=start == 0)
+            found.append(self._named[match.group()])
+            start = match.end()
+        return found + self._encode_stretch(text[start:], first=start == 0)
+
+    def _cut(self, allowed: frozenset[str]) -> re.Pattern[str] | None:
+        """What is taken out of text before merging: added tokens and the special tokens `allowed`."""
+        if allowed not in self._cuts:
+            names = sorted({*self.added, *allowed})
+            self._cuts[allowed] = re.compile(_longest_of(names)) if names else None
+        return self._cuts[allowed]
+
+    def _encode_stretch(self, text: str, first: bool) -> list[int]:
+        """Ids of text that holds no special token; `first` where it begins the whole text."""
+        if not text:
+            return []
+        if self._stretched:
+            text = self._prepared(text, first)
+        ranks = self._encoding.encode_ordinary(text)
+        if self.ids is None:
             return ranks
         table = self._table
+        if self._gaps and not self.drop_unknown and (unknown := self._gaps.intersection(ranks)):
+            character = self._unknown_character(text, unknown)
+            raise OptionError(
+                f"the model's vocabulary has nothing for {character!r}", "leave it out of the text"
+            )
         return [token_id for rank in ranks for token_id in table[rank]]
+
+    def _unknown_character(self, text: str, unknown: frozenset[int]) -> str:
+        return next(c for c in text if not unknown.isdisjoint(self._encoding.encode_ordinary(c)))
+
+    def _prepared(self, text: str, first: bool) -> str:
+        if self.normalization:
+            text = unicodedata.normalize(self.normalization, text)
+        if self.space_symbol:
+            text = text.replace(self.space_symbol, " ")
+        if self.prefix_space == "always" or (
+            self.prefix_space == "first" and first and not text.startswith(" ")
+        ):
+            text = " " + text
+        return text
 
     def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
         """The bytes behind `ids`; those of special tokens are left out with `skip_special`.
@@ -150,7 +229,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The text behind `ids`. Bytes that are not UTF-8 become U+FFFD, as in `bytes.decode`."""
         text = self.decode_bytes(ids, skip_special).decode(errors="replace")
-        return text.removeprefix(" ") if self.prefix_space else text
+        return text if self.prefix_space == "never" else text.removeprefix(" ")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` reads them back."""
@@ -161,8 +240,14 @@ class Tokenizer:
         }
         if self.ids is not None:
             values["ids"] = [entry if isinstance(entry, int) else list(entry) for entry in self.ids]
-        if self.prefix_space:
-            values["prefix_space"] = True
+        if self.decode_only:
+            values["decode_only"] = {
+                str(token_id): base64.b64encode(token).decode()
+                for token_id, token in self.decode_only.items()
+            }
+        for name, usual in _PLAIN.items():
+            if getattr(self, name) != usual:
+                values[name] = getattr(self, name)
         return values
 
     @classmethod
@@ -174,15 +259,25 @@ class Tokenizer:
                 pattern=values["pattern"],
                 special=values["special"],
                 ids=values.get("ids"),
-                prefix_space=values.get("prefix_space", False),
+                decode_only={
+                    int(token_id): base64.b64decode(token)
+                    for token_id, token in values.get("decode_only", {}).items()
+                },
+                **{name: values.get(name, usual) for name, usual in _PLAIN.items()},
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TokenizerError(f"not a saved tokenizer: {error!r}", "save the tokenizer again") from error
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over all that decides how text becomes ids."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+
+# What `to_dict` leaves out while it has the usual value.
+_PLAIN: dict[str, Any] = {
+    "added": {}, "normalization": "", "space_symbol": "", "prefix_space": "never", "drop_unknown": False,
+}  # fmt: skip
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -242,3 +337,16 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
 
 def _as_set(names: Collection[str] | str) -> set[str]:
     return {names} if isinstance(names, str) else set(names)
+
+
+def _longest_of(names: Sequence[str]) -> str:
+    """A pattern for the longest of `names` (sorted, distinct) at a place: a tree over their common
+    prefixes, since vocabularies exist with thousands of added tokens that start alike."""
+    branches = []
+    for _, group in groupby([name for name in names if name], key=lambda name: name[0]):
+        words = list(group)
+        stem = os.path.commonprefix(words)
+        branches.append(re.escape(stem) + _longest_of([word[len(stem) :] for word in words]))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in names else "")
