@@ -67,7 +67,7 @@ def main() -> None:
     """Run the command line and exit."""
     # The flag is understood anywhere on the line, since it is wanted after a command has failed.
     debug = "--debug" in sys.argv[1:]
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    arguments = [_dashed(argument) for argument in sys.argv[1:] if argument != "--debug"]
     try:
         group.main(arguments, prog_name="edgelm", standalone_mode=False)
     except click.exceptions.Abort:
@@ -83,6 +83,14 @@ def main() -> None:
         if debug:
             raise
         fail(str(_explained(error)))
+
+
+def _dashed(argument: str) -> str:
+    """Underscores in an option's name as dashes: `--max_new_tokens=5` is understood too."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
 
 
 def _explained(error: EdgelmError | ImportError) -> Exception:

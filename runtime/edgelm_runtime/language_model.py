@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime import chat as chat_format
 from edgelm_runtime.constraint import Constraint, make_constraint
-from edgelm_runtime.decoder import Decoder, padded
-from edgelm_runtime.errors import ModelFileError, OptionError
+from edgelm_runtime.decoder import Decoder
+from edgelm_runtime.embedding import Layer, Pooling, embed_rows
+from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation import Stats, check_prompt, run, split_options
 from edgelm_runtime.model_file import ModelFile
 from edgelm_runtime.row import FinishReason, Limits, Piece, Row
@@ -23,7 +24,6 @@ from edgelm_runtime.session import Session
 from edgelm_runtime.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-Pooling = Literal["mean", "last", "none"]
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ class LanguageModel:
         self,
         texts: Prompt | Sequence[Prompt],
         *,
-        layer: Literal["hidden", "embeddings"] = "hidden",
+        layer: Layer = "hidden",
         pooling: Pooling = "mean",
         normalize: bool = True,
         batch_size: int = 8,
@@ -193,32 +193,13 @@ class LanguageModel:
         `none`, which gives a list of (T, width) arrays. Normalised vectors have length 1. Texts longer than
         the context are cut to its first tokens.
         """
-        if layer not in ("hidden", "embeddings"):
-            raise OptionError(f"layer is {layer!r}", "choose hidden or embeddings")
-        if pooling not in ("mean", "last", "none"):
-            raise OptionError(f"pooling is {pooling!r}", "choose mean, last or none")
-        whole("batch_size", batch_size, 1)
-        if layer not in self._session.outputs:
-            raise ModelFileError(
-                f"this model file has no output {layer!r}", f"export it with --outputs {layer}"
-            )
         single = _is_single(texts)
-        rows = [
-            self.encode_prompt(text)[: self.info.context_length] for text in ([texts] if single else texts)
-        ]
-        states: list[NDArray[np.float32]] = []
-        for start in range(0, len(rows), batch_size):
-            states += self._states(rows[start : start + batch_size], layer)
-        pooled = [_normalised(_pooled(state, pooling), normalize) for state in states]
+        every: Any = [texts] if single else texts
+        rows = [self.encode_prompt(text)[: self.info.context_length] for text in every]
+        vectors = embed_rows(self._session, rows, layer, pooling, normalize, batch_size)
         if single:
-            return pooled[0]
-        return pooled if pooling == "none" else np.stack(pooled)
-
-    def _states(self, rows: list[NDArray[np.int64]], layer: str) -> list[NDArray[np.float32]]:
-        """States (T, width) of each row; asking for no logits leaves the head out."""
-        feeds = {"input_ids": padded(rows), "logits_at": np.zeros((1, 0), np.int64)}
-        output = self._session.run((layer,), feeds)[0]
-        return [state[: len(row)].astype(np.float32) for state, row in zip(output, rows, strict=True)]
+            return vectors[0]
+        return vectors if pooling == "none" else np.stack(vectors)
 
     def encode_prompt(self, prompt: Any, allowed_special: Collection[str] | str = ()) -> NDArray[np.int64]:
         """Token ids (T,) of a prompt as the model wants to see it, T at least 1.
@@ -326,18 +307,3 @@ def _generation(row: Row, pieces: list[Piece], stats: Stats) -> Generation:
         top_logprobs=[piece.top_logprobs for piece in tokens] if row.limits.logprobs else None,
         stats=stats,
     )
-
-
-def _pooled(state: NDArray[np.float32], pooling: Pooling) -> NDArray[np.float32]:
-    if pooling == "none":
-        return state
-    pooled: NDArray[np.float32] = state[-1] if pooling == "last" else state.mean(axis=0)
-    return pooled
-
-
-def _normalised(vectors: NDArray[np.float32], wanted: bool) -> NDArray[np.float32]:
-    if not wanted:
-        return vectors
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    unit: NDArray[np.float32] = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
-    return unit

@@ -1,0 +1,64 @@
+"""Vectors for texts: the states inside the model, pooled and normalised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm_runtime.decoder import padded
+from edgelm_runtime.errors import ModelFileError, OptionError
+from edgelm_runtime.sampler import whole
+from edgelm_runtime.session import Session
+
+Layer = Literal["hidden", "embeddings"]
+Pooling = Literal["mean", "last", "none"]
+Floats = NDArray[np.float32]
+
+
+def embed_rows(
+    session: Session,
+    rows: Sequence[NDArray[np.int64]],
+    layer: Layer,
+    pooling: Pooling,
+    normalize: bool,
+    batch_size: int,
+) -> list[Floats]:
+    """A vector (width,) for each row of token ids; with pooling `none` its states (T, width).
+
+    Raises OptionError for an unknown option, ModelFileError where the file lacks the output `layer`.
+    """
+    for name, value, choices in (("layer", layer, Layer), ("pooling", pooling, Pooling)):
+        if value not in get_args(choices):
+            raise OptionError(f"{name} is {value!r}", f"choose one of {', '.join(get_args(choices))}")
+    whole("batch_size", batch_size, 1)
+    if layer not in session.outputs:
+        raise ModelFileError(f"this model file has no output {layer!r}", f"export it with --outputs {layer}")
+    vectors: list[Floats] = []
+    for start in range(0, len(rows), batch_size):
+        for state in _states(session, rows[start : start + batch_size], layer):
+            pooled = _pooled(state, pooling)
+            vectors.append(_unit(pooled) if normalize else pooled)
+    return vectors
+
+
+def _states(session: Session, rows: Sequence[NDArray[np.int64]], layer: Layer) -> list[Floats]:
+    """States (T, width) of each row. Asking for the logits of no position leaves the head out."""
+    feeds = {"input_ids": padded(rows), "logits_at": np.zeros((1, 0), np.int64)}
+    output = session.run((layer,), feeds)[0]
+    return [state[: len(row)].astype(np.float32) for state, row in zip(output, rows, strict=True)]
+
+
+def _pooled(state: Floats, pooling: Pooling) -> Floats:
+    if pooling == "none":
+        return state
+    pooled: Floats = state[-1] if pooling == "last" else state.mean(axis=0)
+    return pooled
+
+
+def _unit(vectors: Floats) -> Floats:
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    unit: Floats = (vectors / np.maximum(lengths, 1e-12)).astype(np.float32)
+    return unit
