@@ -16,12 +16,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -345,7 +344,9 @@ def _longest_of(names: Sequence[str]) -> str:
     branches = []
     for _, group in groupby([name for name in names if name], key=lambda name: name[0]):
         words = list(group)
-        stem = os.path.commonprefix(words)
+        # Of sorted words the first and the last differ earliest.
+        pairs = zip(words[0], words[-1], strict=False)
+        stem = "".join(character for character, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         branches.append(re.escape(stem) + _longest_of([word[len(stem) :] for word in words]))
     if not branches:
         return ""
