@@ -9,6 +9,7 @@ message is walked (https://protobuf.dev/programming-guides/encoding/, field numb
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 from pathlib import Path
 from typing import BinaryIO
@@ -91,35 +92,15 @@ def _varint(file: BinaryIO, path: Path) -> int:
 def _entry(content: bytes, path: Path) -> tuple[str, bytes]:
     """Key and value of a StringStringEntryProto: fields 1 and 2, both delimited."""
     found = {1: b"", 2: b""}
-    at = 0
-    while at < len(content):
-        tag, at = _varint_in(content, at, path)
-        length, at = _varint_in(content, at, path)
-        if tag & 7 != DELIMITED or length > len(content) - at:
-            raise ModelFileError(f"{path} has damaged metadata", "copy or export it again")
-        found[tag >> 3] = content[at : at + length]
-        at += length
+    stream = io.BytesIO(content)
+    while stream.tell() < len(content):
+        number, length = _field(stream, len(content), path)
+        found[number] = stream.read(length)
     return found[1].decode(errors="replace"), found[2]
 
 
-def _varint_in(content: bytes, at: int, path: Path) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 70, 7):
-        if at >= len(content):
-            break
-        byte = content[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-    raise ModelFileError(f"{path} has damaged metadata", "copy or export it again")
-
-
 def _update(digest: hashlib._Hash, file: BinaryIO, length: int) -> None:
-    while length:
-        block = file.read(min(length, BLOCK))
-        if not block:
-            raise EOFError("the file became shorter while it was read")
+    while length and (block := file.read(min(length, BLOCK))):
         digest.update(block)
         length -= len(block)
 

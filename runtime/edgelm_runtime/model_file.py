@@ -32,7 +32,7 @@ class ModelFile:
     golden: Mapping[str, Any] = field(default_factory=dict)
     graph: Mapping[str, Any] = field(default_factory=dict)
     quality: Mapping[str, Any] = field(default_factory=dict)
-    digest: str = ""
+    digest: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def context_length(self) -> int:
@@ -83,7 +83,7 @@ def read_model_file(session: Session, name: str) -> ModelFile:
             golden=_mapping(metadata, "golden", name, optional=True),
             graph=_mapping(metadata, "graph", name, optional=True),
             quality=_mapping(metadata, "quality", name, optional=True),
-            digest=str(_json(metadata, "digest", name)) if PREFIX + "digest" in metadata else "",
+            digest=_mapping(metadata, "digest", name, optional=True),
         )
         _check(model, session, name)
     except (KeyError, TypeError, ValueError) as error:

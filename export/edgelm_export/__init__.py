@@ -1,0 +1,11 @@
+"""edgelm's exporter: from a checkpoint to one .onnx file that is known to compute the same.
+
+from edgelm.checkpoint import load_checkpoint
+from edgelm_export import compare_with_checkpoint, export_checkpoint
+export_checkpoint(load_checkpoint(Path("run")), Path("model.onnx"))
+"""
+
+from edgelm_export.export import compare_with_checkpoint, export_checkpoint
+from edgelm_export.parity import ParityReport
+
+__all__ = ["ParityReport", "compare_with_checkpoint", "export_checkpoint"]

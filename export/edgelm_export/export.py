@@ -1,0 +1,107 @@
+"""Checkpoint in, model file out: trace, write, compare with PyTorch, seal, verify, and only then appear."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from edgelm.checkpoint import Checkpoint
+from edgelm.model.decoder import TorchDecoder
+from edgelm_export.golden import golden_prompts, golden_vectors
+from edgelm_export.graph import EXTRA_OUTPUTS, build_graph
+from edgelm_export.metadata import graph_facts, model_entries, seal
+from edgelm_export.operators import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
+from edgelm_export.parity import ParityReport, compare, reference_cases
+from edgelm_export.trimming import evaluating, trimmed
+from edgelm_export.writer import new_file, write_graph
+from edgelm_runtime.errors import ExportError, OptionError, VerificationError
+from edgelm_runtime.model_file import read_model_file
+from edgelm_runtime.session import Session
+from edgelm_runtime.verify import verify
+
+Report = Callable[[str], None]
+
+# Golden logits are replayed on other processors and providers, whose float32 sums differ more than those of
+# two programs on one machine.
+GOLDEN_SLACK = 10
+
+
+def export_checkpoint(
+    checkpoint: Checkpoint,
+    path: Path,
+    *,
+    outputs: Sequence[str] = (),
+    opset: int = FUSED_OPSET,
+    atol: float | None = None,
+    report: Report = lambda line: None,
+) -> ParityReport:
+    """Write `checkpoint` as the model file `path`, replacing a file that is there.
+
+    `outputs`: further graph outputs, of `embeddings` and `hidden`. `opset`: 18 to 25; below 23 attention is
+    spelled out for runtimes without the operator. `atol`: largest difference to PyTorch's logits that is
+    allowed (default: 1e-4 of the largest logit). `report` is told what is going on, a line at a time.
+
+    Raises ExportError where the graph does not agree with PyTorch, OutputError where the file cannot be
+    written, OptionError for a bad option; then no file appears and one that was there stays.
+    """
+    _check_options(outputs, opset, atol)
+    model = trimmed(checkpoint)
+    config = model.config
+    entries = model_entries(checkpoint, model)
+    prompts = golden_prompts(checkpoint.tokenizer, config.context_length, config.vocab_size)
+    with new_file(path) as new:
+        report(f"tracing {config.num_layers} layers, opset {opset}")
+        graph = build_graph(model, opset, outputs)
+        sidecar = write_graph(graph, new)
+        report("comparing with PyTorch")
+        with evaluating(checkpoint.model) as reference:
+            cases = reference_cases(reference, config.vocab_size, [prompt["ids"] for prompt in prompts])
+        parity = compare(cases, functools.partial(_open, new), "fp32", atol)
+        report(str(parity))
+        entries["parity"] = parity.to_dict()
+        entries["golden"] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
+        parameters = sum(weight.numel() for weight in model.parameters())
+        entries["graph"] = graph_facts(graph, "fp32", parameters, sidecar)
+        seal(new, entries, sidecar)
+        report(str(verify(new, "cpu")))
+    return parity
+
+
+def compare_with_checkpoint(path: Path, checkpoint: Checkpoint, *, atol: float | None = None) -> ParityReport:
+    """Compare a finished model file with the PyTorch model it came from, as the export did.
+
+    `atol` defaults to what the file was allowed at its export. Raises VerificationError where they differ,
+    ModelFileError where the file cannot be used.
+    """
+    session = Session(path, "cpu")
+    model = read_model_file(session, str(path))
+    session.close()
+    exported = trimmed(checkpoint)
+    if exported.config.to_dict() != {**model.config, "local_layers": tuple(model.config["local_layers"])}:
+        raise VerificationError(
+            f"{path} has another architecture than the checkpoint", "give its own checkpoint"
+        )
+    prompts = [prompt["ids"] for prompt in model.golden["prompts"]]
+    with evaluating(checkpoint.model) as reference:
+        cases = reference_cases(reference, model.vocab_size, prompts)
+    try:
+        return compare(
+            cases, functools.partial(_open, path), model.graph["dtype"], atol or model.parity["atol"]
+        )
+    except ExportError as error:
+        raise VerificationError(f"{path} is not this checkpoint: {error.problem}", error.remedy) from error
+
+
+def _open(path: Path, optimize: bool) -> Session:
+    return Session(path, "cpu", optimize=optimize)
+
+
+def _check_options(outputs: Sequence[str], opset: int, atol: float | None) -> None:
+    for name in outputs:
+        if name not in EXTRA_OUTPUTS:
+            raise OptionError(f"there is no output {name!r}", f"choose from {', '.join(EXTRA_OUTPUTS)}")
+    if not FIRST_OPSET <= opset <= LAST_OPSET:
+        raise OptionError(f"opset {opset} is not supported", f"choose from {FIRST_OPSET} to {LAST_OPSET}")
+    if atol is not None and not atol > 0:
+        raise OptionError(f"atol is {atol}", "give a number above 0")

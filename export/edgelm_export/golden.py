@@ -1,0 +1,64 @@
+"""Golden vectors: a few prompts with what the model answers, so that a file can test itself anywhere.
+
+For each prompt: its text (where there is a tokenizer), its ids, the greedy continuation, and at each step
+the largest logits, some spread over the vocabulary, and the logarithm of the sum over all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm_runtime.decoder import Decoder
+from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.verify import logsumexp
+
+TEXTS = ("def main(", "Once upon a time", "The 3 rules are:\n\n1. ", "naïve 漢字 🙂\t", "x = [1, 2, 3]\n" * 8)
+STEPS = 16
+LARGEST, SPREAD = 4, 4  # logits kept per step
+LONG = 48  # ids of the prompt made of random ids, which reaches further back than the texts
+
+
+def golden_prompts(tokenizer: Tokenizer | None, context_length: int, vocab_size: int) -> list[dict[str, Any]]:
+    """Prompts (`text` where there is one, `ids`) that leave room for an answer in the context."""
+    longest = max(1, context_length - STEPS)
+    random = np.random.default_rng(1)
+    prompts: list[dict[str, Any]] = [{"ids": random.integers(0, vocab_size, min(LONG, longest)).tolist()}]
+    for text in TEXTS if tokenizer is not None else ():
+        assert tokenizer is not None
+        ids = tokenizer.encode(text)
+        prompts.append({"text": text, "ids": ids} if len(ids) <= longest else {"ids": ids[:longest]})
+    return prompts
+
+
+def golden_vectors(decoder: Decoder, prompts: list[dict[str, Any]], atol: float) -> dict[str, Any]:
+    """The `edgelm.golden` entry: each prompt with the answer of `decoder`; `atol` is what a logit may be off."""
+    return {"atol": atol, "prompts": [prompt | _answer(decoder, prompt["ids"]) for prompt in prompts]}
+
+
+def _answer(decoder: Decoder, prompt: list[int]) -> dict[str, Any]:
+    ids = np.array(prompt, np.int64)
+    steps: list[NDArray[Any]] = []
+    while len(steps) < STEPS and len(ids) <= decoder.context_length:
+        (logits,) = decoder([ids], [1])
+        steps.append(logits[0])
+        ids = np.append(ids, int(logits[0].argmax()))
+    return {"tokens": ids[len(prompt) :].tolist(), "logits": [_summary(step) for step in steps]}
+
+
+def _summary(logits: NDArray[Any]) -> dict[str, Any]:
+    largest = np.argsort(-logits, kind="stable")[:LARGEST]
+    spread = np.linspace(0, len(logits) - 1, SPREAD).astype(int)
+    ids = list(dict.fromkeys([*largest.tolist(), *spread.tolist()]))
+    return {
+        "ids": ids,
+        "values": [_short(logits[token_id]) for token_id in ids],
+        "logsumexp": _short(logsumexp(logits)),
+    }
+
+
+def _short(value: float) -> float:
+    """Seven digits hold a float32 as far as a comparison needs it."""
+    return float(f"{value:.7g}")

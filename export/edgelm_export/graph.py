@@ -1,0 +1,120 @@
+"""From a `Transformer` to an ONNX graph, by `torch.onnx.export(dynamo=True)`.
+
+Choices, and why:
+- Rows are taken from the hidden states before the head, at `logits_at`, so a vocabulary-wide row is only
+  computed where it was asked for. `GatherND` understands positions that count from the end.
+- The tied head is one `Gemm` with the embedding matrix itself (transposed inside the kernel); all other
+  matrices are stored the way `MatMul` reads them, (in, out), so no runtime needs to transpose them.
+- Weights are referred to, not copied: they are read once, when the file is written.
+- Names of dynamic axes, inputs and weights are chosen here; traces of the machine that exported are removed.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import onnx_ir as ir
+import onnxscript.optimizer
+import torch
+from torch import nn
+
+from edgelm.model import Transformer
+from edgelm_export.operators import FUSED_OPSET, FusedOperators, Operators, PlainOperators
+from edgelm_export.passes import finish
+
+INPUT_IDS, LOGITS_AT, LOGITS = "input_ids", "logits_at", "logits"
+EXTRA_OUTPUTS = ("embeddings", "hidden")
+
+
+class GraphModule(nn.Module):
+    """The function that the graph computes: (input_ids, logits_at) -> (logits, extra outputs ...)."""
+
+    def __init__(self, model: Transformer, operators: Operators, outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.operators = operators
+        self.outputs = tuple(outputs)
+
+    def forward(self, input_ids: torch.Tensor, logits_at: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        model, operators = self.model, self.operators
+        positions = operators.positions(input_ids)
+        embeddings = model.embed(input_ids, positions if model.config.position == "learned" else None)
+        hidden = model.from_embeddings(embeddings, positions, operators.attend, operators.rotate_by)
+        rows = take_rows(hidden, logits_at)  # (B, n, width)
+        # Two axes, so that the head becomes one Gemm that reads the tied matrix in place.
+        logits = model.logits(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
+        extra = {"embeddings": embeddings, "hidden": hidden}
+        return (logits, *(extra[name] for name in self.outputs))
+
+
+def take_rows(hidden: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Rows of hidden (B, T, width) at positions (B or 1, n), negative ones from the end: (B, n, width)."""
+    symbolic = torch.onnx.ops.symbolic
+    batch, count = hidden.shape[0], at.shape[1]
+    size = symbolic("Shape", [hidden], {"start": 0, "end": 1}, dtype=torch.int64, shape=(1,), version=18)
+    size = torch.cat([size, torch.ones(1, dtype=torch.int64)])
+    everywhere = symbolic("Expand", [at, size], dtype=torch.int64, shape=(batch, count), version=18)
+    rows: torch.Tensor = symbolic(
+        "GatherND", [hidden, everywhere[..., None]], {"batch_dims": 1},
+        dtype=hidden.dtype, shape=(batch, count, hidden.shape[-1]), version=18,
+    )  # fmt: skip
+    return rows
+
+
+def build_graph(model: Transformer, opset: int, outputs: Sequence[str] = ()) -> ir.Model:
+    """The KV-free graph of `model` (in eval mode), its weights still those of `model`.
+
+    `outputs` are further outputs from EXTRA_OUTPUTS. `opset` is FIRST_OPSET to LAST_OPSET.
+    """
+    fused = opset >= FUSED_OPSET
+    operators = FusedOperators(model.config.position == "rotary") if fused else PlainOperators()
+    module = GraphModule(model, operators, outputs).eval()
+    # Two rows and two positions at least: torch.export would take an axis of 1 for a constant.
+    length = min(5, model.config.context_length)
+    example = (torch.zeros(2, length, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64))
+    free = torch.export.Dim.DYNAMIC
+    graph = _trace(
+        module, example, opset,
+        input_names=[INPUT_IDS, LOGITS_AT], output_names=[LOGITS, *outputs],
+        dynamic_shapes=({0: free, 1: free}, {0: free, 1: free}),
+    )  # fmt: skip
+    ids, at = graph.graph.inputs
+    finish(graph, _axis_names(ids, "batch", "sequence") | _axis_names(at, "rows", "positions"))
+    at.const_value = ir.tensor([[-1]], dtype=ir.DataType.INT64, name=LOGITS_AT)
+    graph.graph.register_initializer(at)
+    return graph
+
+
+def _trace(module: nn.Module, example: tuple[torch.Tensor, ...], opset: int, **options: Any) -> ir.Model:
+    loud = logging.getLogger("torch.onnx")
+    level = loud.level
+    loud.setLevel(logging.ERROR)  # it tells of every optional package that is not installed
+    try:
+        with warnings.catch_warnings(), torch.no_grad():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module, example, dynamo=True, optimize=False, verbose=False, opset_version=opset, **options
+            )
+    finally:
+        loud.setLevel(level)
+    assert program is not None
+    graph: ir.Model = program.model
+    # The optimiser would fold transposed weights into copies; `passes` does that without holding them.
+    onnxscript.optimizer.optimize_ir(
+        graph, should_fold=lambda node: False if node.op_type == "Transpose" else None
+    )
+    graph.opset_imports[""] = opset
+    return graph
+
+
+def _axis_names(value: ir.Value, *names: str) -> dict[str, str]:
+    """What the tracer calls the axes of an input, and what they are called in the file."""
+    assert value.shape is not None
+    return {
+        str(size.value): name
+        for size, name in zip(value.shape, names, strict=True)
+        if not isinstance(size, int)
+    }

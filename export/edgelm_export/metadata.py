@@ -1,0 +1,88 @@
+"""The `edgelm.*` entries of a model file (runtime/README.md describes them for readers)."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from edgelm import __version__
+from edgelm.checkpoint import Checkpoint
+from edgelm.model import Transformer
+from edgelm_export.writer import append_metadata
+from edgelm_runtime.digest import DIGEST_KEY, file_digest
+from edgelm_runtime.errors import ExportError
+from edgelm_runtime.model_file import FORMAT, PREFIX
+
+TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
+
+
+def model_entries(checkpoint: Checkpoint, model: Transformer) -> dict[str, Any]:
+    """What stays the same in every precision: format, configuration, tokenizer, generation, origin.
+
+    `model` is the model as exported. Raises ExportError where an end id is outside its vocabulary.
+    """
+    tokenizer = checkpoint.tokenizer
+    generation = dict(checkpoint.generation)
+    if "end_ids" not in generation:
+        end = tokenizer.end_of_text if tokenizer is not None else None
+        generation["end_ids"] = [] if end is None else [end]
+    if outside := [i for i in generation["end_ids"] if not 0 <= i < model.config.vocab_size]:
+        raise ExportError(
+            f"the end-of-text id {outside[0]} is outside the vocabulary of {model.config.vocab_size}",
+            "correct end_ids in the checkpoint's config.json",
+        )
+    origin = checkpoint.origin | {"weights_sha256": weights_digest(model), "versions": versions()}
+    return {
+        "format": FORMAT,
+        "config": model.config.to_dict(),
+        "tokenizer": tokenizer.to_dict() if tokenizer is not None else None,
+        "generation": generation,
+        "origin": origin,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of edgelm and of the packages that decide what a graph looks like."""
+    return {"edgelm": __version__} | {tool: importlib.metadata.version(tool) for tool in TOOLS}
+
+
+def weights_digest(model: Transformer) -> str:
+    """SHA-256 over the exported weights, in the order of the checkpoint."""
+    digest = hashlib.sha256()
+    for weight in model.parameters():
+        digest.update(np.ascontiguousarray(weight.detach().numpy()).data)
+    return digest.hexdigest()
+
+
+def graph_facts(graph: ir.Model, dtype: str, parameters: int, sidecar: Path | None) -> dict[str, Any]:
+    """The `edgelm.graph` entry: what `info` shows about the graph without onnx installed."""
+    nodes = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.graph)
+    weights = [value.const_value for value in graph.graph.initializers.values()]
+    return {
+        "opset": graph.opset_imports[""],
+        "ir_version": graph.ir_version,
+        "dtype": dtype,
+        "parameters": parameters,
+        "weight_bytes": sum(weight.nbytes for weight in weights if weight is not None),
+        "operators": dict(sorted(nodes.items())),
+        "sidecar": sidecar.name if sidecar is not None else None,
+    }
+
+
+def seal(path: Path, entries: Mapping[str, Any], sidecar: Path | None) -> None:
+    """Append `entries` (named without the prefix) to a written graph, and the digest over everything."""
+    append_metadata(path, {PREFIX + name: _json(value) for name, value in entries.items()})
+    digest = file_digest(path, sidecar.name if sidecar is not None else None)
+    append_metadata(path, {DIGEST_KEY: _json(digest)})
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))

@@ -1,0 +1,127 @@
+"""What stands for attention and rotation in an exported graph.
+
+`Transformer.hidden` takes both as functions. From opset 23 on ONNX has operators for them, which
+onnxruntime runs as one kernel each on CPU and GPU; below, the graph spells them out. Both families share
+what is the same in every layer (masks, positions), which is why they are made for one trace and dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from edgelm.model import AttentionSpec
+from edgelm.model.transformer import rotate_by_table
+
+FIRST_OPSET, FUSED_OPSET, LAST_OPSET = 18, 23, 25
+"""Opsets that can be asked for; `Attention` and `RotaryEmbedding` exist from FUSED_OPSET on."""
+
+
+class Operators(Protocol):
+    """The two functions that `Transformer.hidden` asks for, and the positions to hand in with them."""
+
+    def positions(self, ids: torch.Tensor) -> torch.Tensor | None:
+        """Positions (B, T) of `ids`, or None where the model counts from 0 by itself."""
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
+    ) -> torch.Tensor:
+        """See `edgelm.model.Attend`."""
+
+    def rotate_by(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See `edgelm.model.transformer.RotateBy`."""
+
+
+class Masks:
+    """Boolean masks (T, T), true where a query may look; one for each window size in a graph."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, torch.Tensor] = {}
+
+    def __call__(self, length: int, window: int, device: torch.device) -> torch.Tensor:
+        if window not in self._made:
+            position = torch.arange(length, device=device)
+            distance = position[:, None] - position
+            seen = distance >= 0
+            self._made[window] = seen & (distance < window) if window else seen
+        return self._made[window]
+
+
+class FusedOperators:
+    """ONNX's `Attention` and `RotaryEmbedding` (https://onnx.ai/onnx/operators/), opset 23 and later."""
+
+    def __init__(self, rotary: bool) -> None:
+        self._rotary = rotary
+        self._masks = Masks()
+
+    def positions(self, ids: torch.Tensor) -> torch.Tensor | None:
+        # Learned positions are a slice of their table; only the rotary operator wants to be told.
+        return torch.arange(ids.shape[1])[None].expand(ids.shape) if self._rotary else None
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
+    ) -> torch.Tensor:
+        if spec.softcap and spec.window:
+            # The operator caps scores after masking them (opset 23), which lifts what is masked.
+            return _spelled_out(query, key, value, spec, self._masks)
+        inputs = [query, key, value]
+        if spec.window:
+            inputs.append(self._masks(query.shape[2], spec.window, query.device))
+        attributes = {"scale": spec.scale, "is_causal": int(not spec.window), "softcap": spec.softcap}
+        return _one_node("Attention", inputs, attributes, like=query)
+
+    def rotate_by(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
+    ) -> torch.Tensor:
+        assert positions is not None
+        attributes: dict[str, Any] = {}
+        if (turned := 2 * cos.shape[-1]) != x.shape[-1]:
+            attributes = {"rotary_embedding_dim": turned, "num_heads": x.shape[1]}
+        return _one_node("RotaryEmbedding", [x, cos, sin, positions], attributes, like=x)
+
+
+class PlainOperators:
+    """Products, sums and softmax only, for opsets and runtimes without the fused operators."""
+
+    def __init__(self) -> None:
+        self._masks = Masks()
+
+    def positions(self, ids: torch.Tensor) -> torch.Tensor | None:
+        return None
+
+    def attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
+    ) -> torch.Tensor:
+        return _spelled_out(query, key, value, spec, self._masks)
+
+    def rotate_by(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
+    ) -> torch.Tensor:
+        return rotate_by_table(x, cos, sin, positions)
+
+
+def _spelled_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec, masks: Masks
+) -> torch.Tensor:
+    batch, heads, length, size = query.shape
+    kv = key.shape[1]
+    # Heads that share keys stand beside each other: (B, KV, H / KV, T, D) against (B, KV, 1, T, D).
+    grouped = query.view(batch, kv, heads // kv, length, size)
+    scores = grouped * spec.scale @ key[:, :, None].transpose(-1, -2)
+    if spec.softcap:
+        scores = spec.softcap * torch.tanh(scores / spec.softcap)
+    mask = masks(length, spec.window, query.device)
+    weights = torch.where(mask, scores, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    return (weights @ value[:, :, None]).view(batch, heads, length, size)
+
+
+def _one_node(
+    name: str, inputs: list[torch.Tensor], attributes: dict[str, Any], like: torch.Tensor
+) -> torch.Tensor:
+    made: torch.Tensor = torch.onnx.ops.symbolic(
+        name, inputs, attributes, dtype=like.dtype, shape=like.shape, version=FUSED_OPSET
+    )
+    return made

@@ -1,0 +1,199 @@
+"""Writing a model file: one file, streamed, complete or not at all.
+
+Protobuf wants a message's length before its content and builds the whole in memory for that. Weights are
+all of the length here, and it is known beforehand, so the file is put together from three parts: what
+stands before the weights, the weights one at a time, and what follows. The result is byte for byte what
+protobuf would write. Above its limit of 2 GB the weights go to one sidecar instead.
+
+Metadata is appended to the finished graph (repeated fields may stand anywhere), so the graph that was
+tested is the graph that is shipped.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from edgelm_runtime.errors import OutputError
+
+# Protobuf refuses 2 GiB; the difference is room for the graph and the metadata.
+LARGEST_FILE = 2**31 - 64 * 2**20
+ALIGNMENT = 4096  # pages, so that a sidecar can be mapped into memory
+IN_SIDECAR_FROM = 1024  # bytes; smaller tensors stay in the graph, where shape inference sees them
+
+GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # field numbers in onnx.proto
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A weight and where its bytes go: into the file, or to an offset of the sidecar."""
+
+    value: ir.Value
+    offset: int | None
+
+    def header(self, sidecar: str) -> onnx.TensorProto:
+        tensor = self.value.const_value
+        assert tensor is not None
+        proto = onnx.TensorProto(
+            dims=tensor.shape.numpy(), data_type=tensor.dtype.value, name=self.value.name
+        )
+        if self.offset is not None:
+            proto.data_location = onnx.TensorProto.EXTERNAL
+            entries = {"location": sidecar, "offset": str(self.offset), "length": str(tensor.nbytes)}
+            for key, value in entries.items():
+                proto.external_data.add(key=key, value=value)
+        return proto
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A path to write, in an empty folder beside `path`; all files in it take their places at the end.
+
+    Nothing is left behind where the block ends with an error. Raises OutputError where `path` cannot be
+    written.
+    """
+    if path.is_dir():
+        raise OutputError(f"{path} is a folder", "give a file name for the model")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise OutputError(
+            f"cannot write to {path.parent}: {error.strerror}", "choose another folder"
+        ) from error
+    try:
+        yield folder / path.name
+        # The sidecar first: the model file appears last, when all that it needs is there.
+        for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
+            file.replace(path.parent / file.name)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}", "free some space") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_graph(model: ir.Model, path: Path, largest: int = LARGEST_FILE) -> Path | None:
+    """Write `model` without metadata to `path`; the sidecar's path where its weights exceed `largest` bytes."""
+    weights = _placed(model, largest)
+    sidecar = path.with_name(path.name + ".data")
+    whole = _without_weights(model)
+    with path.open("wb") as file:
+        before, after = onnx.ModelProto(), onnx.ModelProto()
+        before.CopyFrom(whole)
+        before.ClearField("graph")
+        before.ClearField("opset_import")
+        after.opset_import.extend(whole.opset_import)
+        file.write(before.SerializeToString(deterministic=True))
+        _write_graph_field(file, whole.graph, weights, sidecar.name)
+        file.write(after.SerializeToString(deterministic=True))
+    if all(weight.offset is None for weight in weights):
+        return None
+    with sidecar.open("wb") as file:
+        for weight in weights:
+            if weight.offset is not None:
+                file.write(b"\0" * (weight.offset - file.tell()))
+                file.write(_bytes_of(weight.value))
+    return sidecar
+
+
+def append_metadata(path: Path, entries: Mapping[str, str]) -> None:
+    """Add `metadata_props` to a written model file."""
+    proto = onnx.ModelProto()
+    for key, value in entries.items():
+        proto.metadata_props.add(key=key, value=value)
+    with path.open("ab") as file:
+        file.write(proto.SerializeToString(deterministic=True))
+
+
+def _placed(model: ir.Model, largest: int) -> list[Placed]:
+    values = list(model.graph.initializers.values())
+    sizes = [value.const_value.nbytes for value in values if value.const_value is not None]
+    if sum(sizes) <= largest:
+        return [Placed(value, None) for value in values]
+    placed, end = [], 0
+    for value, size in zip(values, sizes, strict=True):
+        if size < IN_SIDECAR_FROM:
+            placed.append(Placed(value, None))
+            continue
+        start = -(-end // ALIGNMENT) * ALIGNMENT
+        placed.append(Placed(value, start))
+        end = start + size
+    return placed
+
+
+def _without_weights(model: ir.Model) -> onnx.ModelProto:
+    """`model` as protobuf, its initializers left out."""
+    tensors = {name: value.const_value for name, value in model.graph.initializers.items()}
+    nothing = ir.tensor(np.zeros(0, np.float32))
+    try:
+        for value in model.graph.initializers.values():
+            value.const_value = nothing
+        proto = ir.to_proto(model)
+    finally:
+        for name, tensor in tensors.items():
+            model.graph.initializers[name].const_value = tensor
+    del proto.graph.initializer[:]
+    return proto
+
+
+def _write_graph_field(file: BinaryIO, graph: onnx.GraphProto, weights: list[Placed], sidecar: str) -> None:
+    before = onnx.GraphProto(node=graph.node, name=graph.name)
+    after = onnx.GraphProto()
+    after.CopyFrom(graph)
+    after.ClearField("node")
+    after.ClearField("name")
+    head, tail = (part.SerializeToString(deterministic=True) for part in (before, after))
+    starts = [_weight_start(weight, sidecar) for weight in weights]
+    sizes = [0 if weight.offset is not None else _nbytes(weight.value) for weight in weights]
+    file.write(_tag(GRAPH, len(head) + sum(map(len, starts)) + sum(sizes) + len(tail)))
+    file.write(head)
+    for weight, start in zip(weights, starts, strict=True):
+        file.write(start)
+        if weight.offset is None:
+            file.write(_bytes_of(weight.value))
+    file.write(tail)
+
+
+def _weight_start(weight: Placed, sidecar: str) -> bytes:
+    """All of an initializer field up to its raw bytes."""
+    header = weight.header(sidecar).SerializeToString(deterministic=True)
+    if weight.offset is not None:
+        return _tag(INITIALIZER, len(header)) + header
+    size = _nbytes(weight.value)
+    raw = _tag(RAW_DATA, size)
+    return _tag(INITIALIZER, len(header) + len(raw) + size) + header + raw
+
+
+def _tag(field: int, length: int) -> bytes:
+    """Start of a length-delimited protobuf field (https://protobuf.dev/programming-guides/encoding/)."""
+    return bytes([field << 3 | 2]) + _varint(length)
+
+
+def _varint(number: int) -> bytes:
+    digits = bytearray()
+    while number > 0x7F:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def _nbytes(value: ir.Value) -> int:
+    assert value.const_value is not None
+    return value.const_value.nbytes
+
+
+def _bytes_of(value: ir.Value) -> memoryview | bytes:
+    assert value.const_value is not None
+    array = value.const_value.numpy()
+    if array.dtype.itemsize * array.size != value.const_value.nbytes:
+        return value.const_value.tobytes()  # types of less than a byte are packed
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data

@@ -1,0 +1,59 @@
+"""What a model file is, as plain values: for `edgelm info` and for programs that list models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgelm_runtime.model_file import ModelFile, is_model_file, read_model_file
+from edgelm_runtime.session import Session, TensorInfo
+
+
+def describe(path: str | Path) -> dict[str, Any]:
+    """Sizes, architecture, interface, parity and origin of a model file, as JSON values.
+
+    A plain ONNX model from elsewhere has its size and interface described and `format` None. Raises
+    ModelFileError where the file cannot be loaded.
+    """
+    path = Path(path)
+    session = Session(path, "cpu", optimize=False)
+    try:
+        about: dict[str, Any] = {
+            "path": str(path),
+            "bytes": path.stat().st_size,
+            "format": None,
+            "inputs": _tensors(session.inputs),
+            "outputs": _tensors(session.outputs),
+        }
+        if is_model_file(session.metadata):
+            about |= _about_model(path, read_model_file(session, str(path)))
+        return about
+    finally:
+        session.close()
+
+
+def _about_model(path: Path, model: ModelFile) -> dict[str, Any]:
+    sidecar = model.graph.get("sidecar")
+    tokenizer = model.tokenizer
+    return {
+        "format": 1,
+        "sidecar": sidecar,
+        "sidecar_bytes": (path.parent / Path(sidecar).name).stat().st_size if sidecar else 0,
+        "context_length": model.context_length,
+        "vocab_size": model.vocab_size,
+        "architecture": dict(model.config),
+        "tokenizer": None
+        if tokenizer is None
+        else {"tokens": len(tokenizer.tokens), "special": tokenizer.special, "digest": tokenizer.digest},
+        "generation": dict(model.generation),
+        "graph": dict(model.graph),
+        "parity": dict(model.parity),
+        "quality": dict(model.quality),
+        "golden_prompts": len(model.golden.get("prompts", ())),
+        "origin": dict(model.origin),
+        "digest": model.digest.get("graph"),
+    }
+
+
+def _tensors(tensors: dict[str, TensorInfo]) -> dict[str, dict[str, Any]]:
+    return {name: {"type": info.type, "shape": list(info.shape)} for name, info in tensors.items()}
