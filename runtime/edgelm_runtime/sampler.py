@@ -1,16 +1,18 @@
 """From logits to a token: a pure function of (logits, seed, sample, position).
 
-Order, documented once and never varied: `processor`, `logit_bias` and `banned_tokens`, penalties
-(`repeat_penalty`, `frequency_penalty`, `presence_penalty`), constraint, `temperature`, `top_k`,
-`typical_p`, `top_p`, `min_p`, draw. `forced_tokens` come before everything else. Names and meanings
-are those of llama.cpp and transformers.
+Order, documented once and never varied: `processor`, `logit_bias`, penalties (`repeat_penalty`,
+`frequency_penalty`, `presence_penalty`), `banned_tokens`, constraint, `temperature`, `top_k`, `typical_p`,
+`top_p`, `min_p`, draw. `forced_tokens` come before everything else. Names and meanings are those of
+llama.cpp and transformers. Every filter leaves at least one candidate; of equal tokens the lower id goes
+first, so that a filter's choice does not depend on how numpy partitions.
 
 The draw inverts the cumulative distribution in order of token ids at one uniform number, which Philox (a
 counter-based generator, Salmon et al. 2011) makes from the seed, the sample's index and the token's
 position. So the same seed gives the same text in any batch, with or without streaming, lookup or a cache, and
 tiny differences between two implementations' logits all but never change a token.
 
-No step sorts the whole vocabulary, except `typical_p`, which ranks by surprise.
+Logits are float32 throughout. The draw sums blocks first, since a cumulative sum over 50 000 numbers costs
+more than everything else together.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.errors import NumericsError, OptionError
+from edgelm_runtime.filters import filtered, largest
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
+LARGEST = float(np.finfo(np.float32).max)
+DRAW_BLOCK = 256
 Processor = Callable[[Ids, Floats], Floats]
-"""(ids so far (T,), logits (vocab,)) -> logits (vocab,)."""
+"""(ids so far (T,), logits (vocab,)) -> logits (vocab,). It may change both; -inf forbids a token."""
 
 
 class Grammar(Protocol):
@@ -61,9 +66,11 @@ class Sampling:
     repeat_last_n: int = 64
     """Tokens, prompt included, that the three penalties look back on. -1: all."""
     frequency_penalty: float = 0.0
+    """Taken off a token's logit, per use."""
     presence_penalty: float = 0.0
+    """Taken off the logit of a token that was used."""
     logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids."""
+    """Added to the logits of these token ids; -inf forbids one."""
     banned_tokens: Sequence[int] = ()
     forced_tokens: Sequence[int] = ()
     """Ids that the output begins with."""
@@ -84,12 +91,17 @@ class Sampling:
         if self.seed is not None:
             whole("seed", self.seed, 0, 2**64 - 1)
         for name in ("banned_tokens", "forced_tokens"):
-            for token_id in getattr(self, name):
+            ids = getattr(self, name)
+            if isinstance(ids, (str, bytes)) or not isinstance(ids, (Sequence, np.ndarray)):
+                raise OptionError(f"{name} is {ids!r}", "give a list of token ids")
+            for token_id in ids:
                 whole(f"a token id in {name}", token_id, 0)
+        if not isinstance(self.logit_bias, Mapping):
+            raise OptionError(f"logit_bias is {self.logit_bias!r}", "give a mapping of token ids to numbers")
         for token_id, bias in self.logit_bias.items():
             whole("a token id in logit_bias", token_id, 0)
-            if not isinstance(bias, (int, float)) or math.isnan(bias) or bias == math.inf:
-                raise OptionError(f"logit_bias of {token_id} is {bias!r}", "give a finite number or -inf")
+            if bias != -math.inf:
+                _number(f"logit_bias of {token_id}", bias, -math.inf, math.inf)
         if self.processor is not None and not callable(self.processor):
             raise OptionError(f"processor is {self.processor!r}", "give a function of (ids, logits)")
 
@@ -130,6 +142,7 @@ class Sampler:
         """
         options = self.options
         made = len(ids) - prompt_length
+        logits = np.asarray(logits, np.float32)
         if not np.isfinite(logits).all():
             raise NumericsError(
                 f"the model's logits for token {made + 1} are not finite",
@@ -140,37 +153,55 @@ class Sampler:
         logits = self._adjusted(logits, ids)
         if options.greedy:
             return int(logits.argmax())
-        candidates, weights = _filtered(logits, options)
-        if len(candidates) == 1:
-            return int(candidates[0])
-        cumulative = np.cumsum(weights, dtype=np.float64)
-        point = uniform(self._key, len(ids)) * cumulative[-1]
-        return int(candidates[min(int(np.searchsorted(cumulative, point, "right")), len(candidates) - 1)])
+        candidates, weights = filtered(
+            logits,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            typical_p=options.typical_p,
+            top_p=options.top_p,
+            min_p=options.min_p,
+        )
+        index = 0 if len(weights) == 1 else _drawn(weights, uniform(self._key, len(ids)))
+        return index if candidates is None else int(candidates[index])
 
     def _adjusted(self, logits: Floats, ids: Ids) -> Floats:
-        """Logits after everything that changes or forbids single tokens."""
+        """Logits after everything that changes or forbids single tokens; some are finite, none is above."""
         options = self.options
-        original = logits
         if options.processor is not None:
-            logits = np.asarray(options.processor(ids, logits.copy()))
-            if logits.shape != original.shape or not np.issubdtype(logits.dtype, np.floating):
-                raise OptionError(
-                    f"processor returned {logits.dtype} of shape {logits.shape}",
-                    f"return floats of shape {original.shape}",
-                )
-            if np.isnan(logits).any():
-                raise NumericsError("processor returned NaN", "return numbers, or -inf to forbid a token")
-        if options.logit_bias or options.banned_tokens:
-            logits = logits.copy()
-            for token_id, bias in options.logit_bias.items():
-                logits[token_id] += bias
-            logits[list(options.banned_tokens)] = -np.inf
+            logits = _processed(options.processor, logits, ids)
+        if options.logit_bias:
+            named = list(options.logit_bias)
+            logits = _replaced(logits, named, logits[named] + np.array([*options.logit_bias.values()], float))
         logits = _penalised(logits, ids, options)
+        if len(options.banned_tokens):
+            logits = _replaced(logits, list(options.banned_tokens), -np.inf)
         if self._grammar is not None:
-            logits = np.where(self._grammar.allowed(ids), logits, -np.inf)
+            logits = np.where(self._grammar.allowed(ids), logits, np.float32(-np.inf))
         if logits.max() == -np.inf:
             raise OptionError("the options forbid every token", "allow at least one")
         return logits
+
+
+def _processed(processor: Processor, logits: Floats, ids: Ids) -> Floats:
+    result = np.asarray(processor(ids.copy(), logits.copy()))
+    if result.shape != logits.shape or not np.issubdtype(result.dtype, np.floating):
+        raise OptionError(
+            f"processor returned {result.dtype} of shape {result.shape}",
+            f"return floats of shape {logits.shape}",
+        )
+    if not result.max() <= LARGEST:
+        raise NumericsError(
+            "processor returned NaN, or a number above float32's", "return numbers, or -inf to forbid a token"
+        )
+    return result.astype(np.float32)
+
+
+def _replaced(logits: Floats, ids: Any, values: Any) -> Floats:
+    """A copy of `logits` with `values` at `ids`, held inside float32's range; -inf stays."""
+    values = np.where(np.isneginf(values), -np.inf, np.clip(values, -LARGEST, LARGEST))
+    logits = logits.copy()
+    logits[ids] = values
+    return logits
 
 
 def _penalised(logits: Floats, ids: Ids, options: Sampling) -> Floats:
@@ -178,67 +209,44 @@ def _penalised(logits: Floats, ids: Ids, options: Sampling) -> Floats:
         return logits
     recent = ids if options.repeat_last_n < 0 else ids[len(ids) - min(options.repeat_last_n, len(ids)) :]
     seen, counts = np.unique(recent, return_counts=True)
-    logits = logits.copy()
-    chosen = logits[seen]
+    chosen = logits[seen].astype(np.float64)
     factor = options.repeat_penalty
-    chosen = np.where(chosen > 0, chosen / factor, chosen * factor)
-    logits[seen] = chosen - options.frequency_penalty * counts - options.presence_penalty
-    return logits
+    with np.errstate(over="ignore"):
+        chosen = np.where(chosen > 0, chosen / factor, chosen * factor)
+        chosen = chosen - options.frequency_penalty * counts - options.presence_penalty
+    # A forbidden token stays forbidden; a merely penalised one does not become it.
+    chosen = np.where(np.isneginf(logits[seen]), -np.inf, np.maximum(chosen, -LARGEST))
+    return _replaced(logits, seen, chosen)
 
 
-def _filtered(logits: Floats, options: Sampling) -> tuple[Ids, Floats]:
-    """Candidates in order of their ids, and their unnormalised probabilities (at most 1)."""
-    scaled = (logits - logits.max()) / options.temperature
-    ids: Ids = np.arange(len(scaled))
-    if 0 < options.top_k < len(scaled):
-        ids = np.sort(np.argpartition(scaled, -options.top_k)[-options.top_k :])
-    weights = np.exp(scaled[ids])
-    if options.typical_p < 1:
-        ids, weights = _kept(ids, weights, _typical(weights, options.typical_p))
-    if options.top_p < 1:
-        ids, weights = _kept(ids, weights, _nucleus(weights, options.top_p))
-    if options.min_p > 0:
-        ids, weights = _kept(ids, weights, np.flatnonzero(weights >= options.min_p * weights.max()))
-    return ids, weights
+def _drawn(weights: Floats, fraction: float) -> int:
+    """Index at which the running sum of `weights` passes `fraction` of the total; its weight is never 0."""
+    starts = np.arange(0, len(weights), DRAW_BLOCK)
+    sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    point = fraction * sums[-1]
+    block = _first_above(sums, point)
+    inside = np.cumsum(weights[starts[block] : starts[block] + DRAW_BLOCK], dtype=np.float64)
+    return int(starts[block]) + _first_above(inside, point - (sums[block - 1] if block else 0.0))
 
 
-def _kept(ids: Ids, weights: Floats, kept: Ids) -> tuple[Ids, Floats]:
-    return ids[kept], weights[kept]
-
-
-def _nucleus(weights: Floats, top_p: float) -> Ids:
-    """Indices, ascending, of the fewest largest weights that reach `top_p` of the sum; never none.
-
-    Only the largest 256 are ordered, four times more at each try, since they all but always suffice.
-    """
-    goal = top_p * weights.sum(dtype=np.float64)
-    size = min(256, len(weights))
-    while True:
-        top = np.argpartition(weights, -size)[-size:] if size < len(weights) else np.arange(size)
-        # Equal weights in order of ids, so that the choice does not depend on the partition.
-        top = top[np.lexsort((top, -weights[top]))]
-        cumulative = np.cumsum(weights[top], dtype=np.float64)
-        if cumulative[-1] >= goal or size == len(weights):
-            return np.sort(top[: int(np.searchsorted(cumulative, goal)) + 1])
-        size = min(4 * size, len(weights))
-
-
-def _typical(weights: Floats, typical_p: float) -> Ids:
-    """Indices, ascending, of the tokens whose surprise is nearest to the entropy (Meister et al. 2022)."""
-    probabilities = weights / weights.sum(dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        surprise = -np.log(probabilities)
-        entropy = float(np.nansum(probabilities * surprise))
-        distance = np.abs(surprise - entropy)
-    order = np.argsort(distance, kind="stable")
-    cumulative = np.cumsum(probabilities[order], dtype=np.float64)
-    return np.sort(order[: int(np.searchsorted(cumulative, typical_p * cumulative[-1])) + 1])
+def _first_above(cumulative: NDArray[np.float64], point: float) -> int:
+    """First index with more than `point`, or where rounding leaves none, the last that adds anything."""
+    return int(np.searchsorted(cumulative, min(point, np.nextafter(cumulative[-1], 0)), "right"))
 
 
 def uniform(key: tuple[int, int], position: int) -> float:
     """A number in [0, 1) that depends on (seed, sample) and position alone."""
     generator = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=position)
     return float(generator.random_raw() >> np.uint64(11)) * 2.0**-53
+
+
+def top_logprobs(logits: Floats, token_id: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Natural log-probability of `token_id` given logits (vocab,), and the `count` likeliest ids with theirs,
+    best first."""
+    every = log_softmax(logits)
+    top = largest(every, count) if 0 < count < len(every) else np.arange(len(every))[:count]
+    best = top[np.argsort(-every[top], kind="stable")]
+    return float(every[token_id]), tuple((int(index), float(every[index])) for index in best)
 
 
 def log_softmax(logits: Floats) -> NDArray[np.float64]:
