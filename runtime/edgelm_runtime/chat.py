@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from edgelm_runtime.errors import MissingExtraError, OptionError
+from edgelm_runtime.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
 ROLES = ("system", "user", "assistant", "tool")
 PLAIN_STOP = "\nUser:"
+PRIVATE_USE = 0xF0000
 
 
 def render_chat(
@@ -35,24 +38,71 @@ def render_chat(
         return _plain(messages, add_generation_prompt)
     try:
         from jinja2 import TemplateError
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError as error:
         raise MissingExtraError("jinja2", "chat") from error
+    variables = {
+        "messages": [dict(message) for message in messages],
+        "add_generation_prompt": add_generation_prompt,
+        # Templates tell "none" from "undefined" and expect the former.
+        "tools": None,
+        "documents": None,
+        **(special or {}),
+    }
+    try:
+        text: str = _environment().from_string(template).render(variables)
+    except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise OptionError(f"the model's chat template refuses these messages: {error}") from error
+    return text
+
+
+def _environment() -> Any:
+    """Jinja's sandbox with what the convention promises a template."""
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's part for training, and changes no text."""
+
+        tags: ClassVar = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+        trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, Generation]
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    try:
-        text: str = environment.from_string(template).render(
-            messages=[dict(message) for message in messages],
-            add_generation_prompt=add_generation_prompt,
-            **(special or {}),
-        )
-    except TemplateError as error:
-        raise OptionError(f"the model's chat template refuses these messages: {error}") from error
-    return text
+    return environment
+
+
+def encode_chat(
+    messages: Sequence[Message],
+    template: str | None,
+    tokenizer: Tokenizer,
+    special: Mapping[str, str] | None = None,
+) -> list[int]:
+    """Token ids of the prompt for `messages`. Special-token text inside a message is ordinary text: only the
+    template's own becomes special tokens, so no message can pretend to be another role's.
+
+    Raises what `render_chat` raises.
+    """
+    _check(messages)
+    written = "\0".join(message["content"] for message in messages)
+    # A stand-in from the private use area for each special token's text, until the template has been filled.
+    stand_ins = {chr(PRIVATE_USE + i): text for i, text in enumerate(tokenizer.special) if text in written}
+    for stand_in, text in sorted(stand_ins.items(), key=lambda pair: -len(pair[1])):
+        messages = [
+            {**message, "content": message["content"].replace(text, stand_in)} for message in messages
+        ]
+    rendered = render_chat(messages, template, special)
+    parts = re.split(f"([{''.join(stand_ins)}])", rendered) if stand_ins else [rendered]
+    ids: list[int] = []
+    for part in parts:
+        ids += tokenizer.encode(stand_ins[part]) if part in stand_ins else tokenizer.encode(part, "all")
+    return ids
 
 
 def _check(messages: Sequence[Message]) -> None:
@@ -80,8 +130,8 @@ def _plain(messages: Sequence[Message], add_generation_prompt: bool) -> str:
     return "\n".join([*parts, "Assistant:"] if add_generation_prompt else parts)
 
 
-def _tojson(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _tojson(value: Any, indent: int | None = None, sort_keys: bool = False) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> None:

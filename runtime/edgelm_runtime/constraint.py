@@ -2,6 +2,11 @@
 
 llguidance (MIT, maintained by its authors at Microsoft, used by llama.cpp and vLLM) decides which tokens keep
 the text valid; here its masks meet the sampler. It is an extra, imported only when asked for.
+
+The whole text matches: a text ends by itself where nothing may follow, or by an end token where it may end. One
+that `max_new_tokens` cuts short (finish_reason "length") is the beginning of a valid text. Regular expressions
+are those of Rust's regex crate, without look-around and back-references. JSON has the white space that Python's
+`json.dumps` gives it and no other, since a small model otherwise may go on with blanks for ever.
 """
 
 from __future__ import annotations
@@ -21,6 +26,8 @@ from edgelm_runtime.tokenizer import Tokenizer
 
 Ids = NDArray[np.int64]
 
+JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
 
 class Constraint:
     """A compiled grammar for one model. Raises OptionError where the grammar is not valid."""
@@ -36,47 +43,41 @@ class Constraint:
         """The state of one text, which begins behind `prompt_length` tokens."""
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._tokenizer, self._grammar)
+        matcher = LLMatcher(self._tokenizer, self._grammar, log_level=0)
         if matcher.is_error():
             raise OptionError(f"the constraint is not usable: {matcher.get_error()}")
         return ConstraintState(matcher, prompt_length, self._vocab_size, self._end_ids)
 
 
 class ConstraintState:
-    """Which tokens may follow one text so far."""
+    """Which tokens may follow one text so far. Texts only grow, so it goes forward and never back."""
 
     def __init__(self, matcher: Any, length: int, vocab_size: int, end_ids: tuple[int, ...]) -> None:
         self._matcher = matcher
         self._length = length
         self._vocab_size = vocab_size
-        self._end_ids = end_ids
+        self._end_ids = list(end_ids)
 
     def allowed(self, ids: Ids) -> NDArray[np.bool_]:
         """Tokens (vocab,) that keep the text valid after `ids`; end tokens where the text may end."""
         self._advance(ids)
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        mask = np.unpackbits(bits, bitorder="little")[: self._vocab_size].astype(bool)
-        if len(mask) < self._vocab_size:
-            mask = np.concatenate((mask, np.zeros(self._vocab_size - len(mask), bool)))
-        mask[list(self._end_ids)] = self._matcher.is_accepting()
+        mask = np.zeros(self._vocab_size, bool)
+        known = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)[: self._vocab_size]
+        mask[: len(known)] = known
+        mask[self._end_ids] = self._matcher.is_accepting()
         return mask
 
     def complete(self, ids: Ids) -> bool:
         """Whether the text is whole and nothing can follow it."""
         self._advance(ids)
-        if not self._matcher.is_accepting():
-            return False
-        if self._matcher.is_stopped():
-            return True
-        following = self.allowed(ids)
-        following[list(self._end_ids)] = False
-        return not following.any()
+        return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
 
     def _advance(self, ids: Ids) -> None:
         """Tell the matcher what was added since the last call."""
-        if len(ids) > self._length:
-            self._matcher.consume_tokens(ids[self._length :].tolist())
-            self._length = len(ids)
+        added = ids[self._length :].tolist()
+        if added and self._matcher.try_consume_tokens(added) < len(added):
+            raise OptionError("forced_tokens contradict the constraint", "leave one of them out")
+        self._length = len(ids)
 
 
 def make_constraint(
@@ -102,15 +103,28 @@ def make_constraint(
     except ImportError as error:
         raise MissingExtraError("llguidance", "constrain") from error
     if json_schema is not None:
-        schema = json_schema if isinstance(json_schema, str) else json.dumps(json_schema)
-        grammar = LLMatcher.grammar_from_json_schema(schema)
+        grammar = LLMatcher.grammar_from_json_schema(_schema_text(json_schema), defaults=JSON_FORM)
     elif regex is not None:
+        if not isinstance(regex, str) or not regex:
+            raise OptionError(f"regex is {regex!r}", "give a regular expression")
         grammar = LLMatcher.grammar_from_regex(regex)
     else:
-        if isinstance(choices, str) or not choices or not all(choices):
+        if isinstance(choices, str) or not choices or not all(isinstance(c, str) and c for c in choices):
             raise OptionError(f"choices is {choices!r}", "give a list of texts that are not empty")
         grammar = LLMatcher.grammar_from_regex("|".join(map(re.escape, choices)))
     return Constraint(grammar, model.tokenizer, model.vocab_size, model.end_ids)
+
+
+def _schema_text(schema: Mapping[str, Any] | str) -> str:
+    """The schema as JSON. Raises OptionError where it is none."""
+    try:
+        text = schema if isinstance(schema, str) else json.dumps(schema)
+        valid = isinstance(json.loads(text), (dict, bool))
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"json_schema is not JSON: {error}", "give a JSON schema") from error
+    if not valid:
+        raise OptionError(f"json_schema is {text}", "give an object, as JSON Schema describes it")
+    return text
 
 
 @lru_cache(maxsize=4)

@@ -11,7 +11,8 @@ class Detokenizer:
     """Turns one token at a time into the text that is complete so far.
 
     A token may end inside a character; its bytes wait for the rest. All pieces and the final `flush`
-    together are exactly `tokenizer.decode` of all ids, special tokens left out.
+    together are exactly `tokenizer.decode` of all ids, special tokens left out; only a space that begins the
+    text stays, since generated text continues a prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

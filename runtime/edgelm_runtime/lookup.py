@@ -21,10 +21,11 @@ def draft(ids: Ids, most: int, reference: Ids | None = None, shortest: int = SHO
     """Up to `most` tokens that followed the longest match of the end of `ids` (T,); empty without one.
 
     Matches shorter than `shortest` do not count. Of equally long ones the most recent wins, and the text
-    itself wins over `reference`.
+    itself wins over `reference`. A match whose continuation reaches the end of `ids` goes on from its start:
+    text that has just repeated itself is taken to do so again.
     """
     best, length = _longest_match(ids[:-1], ids)
-    found = ids[best : best + most]
+    found = np.resize(ids[best:], most)
     if reference is not None and len(reference):
         best, longer = _longest_match(reference, ids)
         if longer > length:

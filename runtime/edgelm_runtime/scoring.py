@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.decoder import Decoder
 from edgelm_runtime.errors import NumericsError, OptionError
-from edgelm_runtime.sampler import log_softmax, whole
+from edgelm_runtime.sampler import whole
+
+# Logits looked at together: enough for numpy, and few beside a pass's own memory.
+BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -20,7 +24,7 @@ class Score:
 
     `perplexity` is exp of the mean negative log-probability per token. `bits_per_byte` is the sum of
     negative log2-probabilities over the number of UTF-8 bytes of the predicted text, which compares models
-    whatever their tokenizers; NaN for a model without a tokenizer.
+    whatever their tokenizers.
     """
 
     token_ids: list[int]
@@ -29,10 +33,13 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(-float(self.logprobs.mean()))
+        """exp of the mean negative log-probability per token; infinite where that is out of range."""
+        with np.errstate(over="ignore"):
+            return float(np.exp(-self.logprobs.mean()))
 
     @property
     def bits_per_byte(self) -> float:
+        """Bits that the model needs per byte of text; NaN without a tokenizer."""
         return -float(self.logprobs.sum()) / math.log(2) / self.byte_count if self.byte_count else math.nan
 
 
@@ -58,12 +65,24 @@ def score_ids(
         end = min(start + stride, len(result))
         window = ids[max(0, end - context) : end]
         (logits,) = decoder([window], [end - start])
-        logprobs = log_softmax(logits)
-        if np.isnan(logprobs).any():
+        result[start:end] = _logprobs(logits, ids[start + 1 : end + 1])
+        if not np.isfinite(result[start:end]).all():
             raise NumericsError(
-                f"the model's logits at token {start} are not finite", "check it with `edgelm verify`"
+                f"the model's logits between tokens {start} and {end} are not finite",
+                "check the model with `edgelm verify`",
             )
-        result[start:end] = logprobs[np.arange(end - start), ids[start + 1 : end + 1]]
         if progress is not None:
             progress(end - start)
+    return result
+
+
+def _logprobs(logits: NDArray[Any], targets: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Natural log-probabilities (n,) of `targets` (n,) given logits (n, vocab)."""
+    result = np.empty(len(targets))
+    rows = max(1, BLOCK // logits.shape[1])
+    for start in range(0, len(targets), rows):
+        part = logits[start : start + rows].astype(np.float32, copy=False)
+        shifted = part - part.max(axis=1, keepdims=True)
+        chosen = shifted[np.arange(len(part)), targets[start : start + rows]]
+        result[start : start + rows] = chosen - np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
     return result
