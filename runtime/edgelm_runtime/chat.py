@@ -11,7 +11,7 @@ import datetime
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from edgelm_runtime.errors import MissingExtraError, OptionError
 from edgelm_runtime.tokenizer import Tokenizer
@@ -63,7 +63,7 @@ def _environment() -> Any:
     class Generation(Extension):
         """`{% generation %}` marks the assistant's part for training, and changes no text."""
 
-        tags: ClassVar = {"generation"}
+        tags = {"generation"}  # noqa: RUF012  (Jinja reads it so)
 
         def parse(self, parser: Any) -> Any:
             next(parser.stream)
