@@ -137,7 +137,8 @@ class Tokenizer:
             if len(entry) == 1:
                 table[entry[0]] = token
         for text, token_id in self._named.items():
-            table[token_id] = text.encode()
+            plain = text.replace(self.space_symbol, " ") if self.space_symbol else text
+            table[token_id] = plain.encode()
         return table
 
     @cached_property

@@ -1,0 +1,208 @@
+"""Weight names of every family that can be imported, as data.
+
+Targets are the names of `edgelm.model.Transformer`, sources those of the program that wrote the file,
+without wrappers' prefixes. Rows of this project's `qkv` are all queries, then keys, then values; those
+of a gated `up` are the gate, then the rest; rotary features are paired half a rotation apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from edgelm.config import ModelConfig
+from edgelm.importers.mapping import Arrange, Family, Rule, join
+
+
+def transposed(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """GPT-2's Conv1D keeps (in, out); a Linear keeps (out, in). Biases stay as they are."""
+    return join(tensors, config).t()
+
+
+def plus_one(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """Gemma's norms multiply by 1 + weight."""
+    return join(tensors, config).float() + 1
+
+
+def heads_apart(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """GPT-NeoX keeps query, key and value of each head together: (heads, 3, head_dim) rows."""
+    rows = join(tensors, config)
+    each = rows.view(config.num_heads, 3, config.head_dim, *rows.shape[1:])
+    return each.transpose(0, 1).reshape(rows.shape)
+
+
+def halves_apart(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """llama.cpp pairs neighbouring rotary features (2i, 2i + 1); here a pair is half the rotation apart.
+
+    Takes query, key and value rows. The way there is `LlamaModel.permute` of llama.cpp's converter.
+    """
+    query, key, value = tensors
+    return torch.cat([_halved(query, config.num_heads, config), _halved(key, config.num_kv_heads, config), value])
+
+
+def _halved(rows: torch.Tensor, heads: int, config: ModelConfig) -> torch.Tensor:
+    rotary = config.rotary_dim
+    order = [*range(0, rotary, 2), *range(1, rotary, 2), *range(rotary, config.head_dim)]
+    return rows.view(heads, config.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
+
+
+def _both(target: str, *sources: str, arrange: Arrange = join) -> tuple[Rule, Rule]:
+    """The rules for a weight and its bias, which the config may leave out."""
+    return (
+        Rule(f"{target}.weight", tuple(f"{name}.weight" for name in sources), arrange),
+        Rule(f"{target}.bias", tuple(f"{name}.bias" for name in sources), arrange),
+    )
+
+
+SEED = Family(
+    rules=(
+        *_both("token_embedding", "token_embed"),
+        *_both("position_embedding", "position_embed"),
+        *_both("blocks.{i}.attention_norm", "attn_blocks.{i}.ln1"),
+        *_both(
+            "blocks.{i}.attention.qkv",
+            *("attn_blocks.{i}.attn.heads.{h}." + part for part in ("query", "key", "value")),
+        ),
+        *_both("blocks.{i}.attention.out", "attn_blocks.{i}.attn.proj"),
+        *_both("blocks.{i}.mlp_norm", "attn_blocks.{i}.ln2"),
+        *_both("blocks.{i}.mlp.up", "attn_blocks.{i}.mlp.hidden"),
+        *_both("blocks.{i}.mlp.down", "attn_blocks.{i}.mlp.proj"),
+        *_both("final_norm", "layer_norm"),
+        *_both("head", "lm_head"),
+    ),
+    layer="attn_blocks.",
+    embedding="token_embed.weight",
+    head="lm_head.weight",
+    ignored=(r".*\.tril", "pos_idxs", r"(?:reward|value)_head\..*"),
+)
+
+
+def _gpt2(matrix: Arrange) -> Family:
+    return Family(
+        rules=(
+            *_both("token_embedding", "wte"),
+            *_both("position_embedding", "wpe"),
+            *_both("blocks.{i}.attention_norm", "h.{i}.ln_1"),
+            *_both("blocks.{i}.attention.qkv", "h.{i}.attn.c_attn", arrange=matrix),
+            *_both("blocks.{i}.attention.out", "h.{i}.attn.c_proj", arrange=matrix),
+            *_both("blocks.{i}.mlp_norm", "h.{i}.ln_2"),
+            *_both("blocks.{i}.mlp.up", "h.{i}.mlp.c_fc", arrange=matrix),
+            *_both("blocks.{i}.mlp.down", "h.{i}.mlp.c_proj", arrange=matrix),
+            *_both("final_norm", "ln_f"),
+            *_both("head", "lm_head"),
+        ),
+        layer="h.",
+        embedding="wte.weight",
+        head="lm_head.weight",
+        ignored=(r"h\.\d+\.attn\.(?:bias|masked_bias)",),
+    )
+
+
+GPT2 = _gpt2(transposed)
+NANOGPT = _gpt2(join)
+
+GPT_NEO = Family(
+    rules=(
+        *_both("token_embedding", "wte"),
+        *_both("position_embedding", "wpe"),
+        *_both("blocks.{i}.attention_norm", "h.{i}.ln_1"),
+        *_both(
+            "blocks.{i}.attention.qkv", *("h.{i}.attn.attention." + part for part in ("q_proj", "k_proj", "v_proj"))
+        ),
+        *_both("blocks.{i}.attention.out", "h.{i}.attn.attention.out_proj"),
+        *_both("blocks.{i}.mlp_norm", "h.{i}.ln_2"),
+        *_both("blocks.{i}.mlp.up", "h.{i}.mlp.c_fc"),
+        *_both("blocks.{i}.mlp.down", "h.{i}.mlp.c_proj"),
+        *_both("final_norm", "ln_f"),
+        *_both("head", "lm_head"),
+    ),
+    layer="h.",
+    embedding="wte.weight",
+    head="lm_head.weight",
+    ignored=(r"h\.\d+\.attn\.attention\.(?:bias|masked_bias)",),
+)
+
+GPT_NEOX = Family(
+    rules=(
+        *_both("token_embedding", "embed_in"),
+        *_both("blocks.{i}.attention_norm", "layers.{i}.input_layernorm"),
+        *_both("blocks.{i}.attention.qkv", "layers.{i}.attention.query_key_value", arrange=heads_apart),
+        *_both("blocks.{i}.attention.out", "layers.{i}.attention.dense"),
+        *_both("blocks.{i}.mlp_norm", "layers.{i}.post_attention_layernorm"),
+        *_both("blocks.{i}.mlp.up", "layers.{i}.mlp.dense_h_to_4h"),
+        *_both("blocks.{i}.mlp.down", "layers.{i}.mlp.dense_4h_to_h"),
+        *_both("final_norm", "final_layer_norm"),
+        *_both("head", "embed_out"),
+    ),
+    layer="layers.",
+    embedding="embed_in.weight",
+    head="embed_out.weight",
+    ignored=(r"layers\.\d+\.attention\.(?:bias|masked_bias|rotary_emb\.inv_freq)", r"rotary_emb\.inv_freq"),
+)
+
+
+def _llama(norms: tuple[Rule, ...], norm: Arrange) -> Family:
+    attention = "layers.{i}.self_attn."
+    return Family(
+        rules=(
+            *_both("token_embedding", "embed_tokens"),
+            *_both("blocks.{i}.attention_norm", "layers.{i}.input_layernorm", arrange=norm),
+            *_both("blocks.{i}.attention.qkv", *(attention + part for part in ("q_proj", "k_proj", "v_proj"))),
+            *_both("blocks.{i}.attention.query_norm", attention + "q_norm", arrange=norm),
+            *_both("blocks.{i}.attention.key_norm", attention + "k_norm", arrange=norm),
+            *_both("blocks.{i}.attention.out", attention + "o_proj"),
+            *norms,
+            *_both("blocks.{i}.mlp.up", "layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"),
+            *_both("blocks.{i}.mlp.down", "layers.{i}.mlp.down_proj"),
+            *_both("final_norm", "norm", arrange=norm),
+            *_both("head", "lm_head"),
+        ),
+        layer="layers.",
+        embedding="embed_tokens.weight",
+        head="lm_head.weight",
+        ignored=(r"(?:layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",),
+    )
+
+
+LLAMA = _llama(_both("blocks.{i}.mlp_norm", "layers.{i}.post_attention_layernorm"), join)
+GEMMA3 = _llama(
+    (
+        *_both("blocks.{i}.attention_post_norm", "layers.{i}.post_attention_layernorm", arrange=plus_one),
+        *_both("blocks.{i}.mlp_norm", "layers.{i}.pre_feedforward_layernorm", arrange=plus_one),
+        *_both("blocks.{i}.mlp_post_norm", "layers.{i}.post_feedforward_layernorm", arrange=plus_one),
+    ),
+    plus_one,
+)
+
+
+def _gguf(qkv: tuple[Rule, ...], up: tuple[str, ...]) -> Family:
+    return Family(
+        rules=(
+            *_both("token_embedding", "token_embd"),
+            *_both("position_embedding", "position_embd"),
+            *_both("blocks.{i}.attention_norm", "blk.{i}.attn_norm"),
+            *qkv,
+            *_both("blocks.{i}.attention.query_norm", "blk.{i}.attn_q_norm"),
+            *_both("blocks.{i}.attention.key_norm", "blk.{i}.attn_k_norm"),
+            *_both("blocks.{i}.attention.out", "blk.{i}.attn_output"),
+            *_both("blocks.{i}.attention_post_norm", "blk.{i}.post_attention_norm"),
+            *_both("blocks.{i}.mlp_norm", "blk.{i}.ffn_norm"),
+            *_both("blocks.{i}.mlp.up", *(f"blk.{{i}}.{name}" for name in up)),
+            *_both("blocks.{i}.mlp.down", "blk.{i}.ffn_down"),
+            *_both("blocks.{i}.mlp_post_norm", "blk.{i}.post_ffw_norm"),
+            *_both("final_norm", "output_norm"),
+            *_both("head", "output"),
+        ),
+        layer="blk.",
+        embedding="token_embd.weight",
+        head="output.weight",
+        # Read as part of the configuration.
+        ignored=(r"rope_freqs\.weight",),
+    )
+
+
+_APART = ("blk.{i}.attn_q", "blk.{i}.attn_k", "blk.{i}.attn_v")
+GGUF_LLAMA = _gguf(_both("blocks.{i}.attention.qkv", *_APART, arrange=halves_apart), ("ffn_gate", "ffn_up"))
+GGUF_QWEN = _gguf(_both("blocks.{i}.attention.qkv", *_APART), ("ffn_gate", "ffn_up"))
+GGUF_GPT2 = _gguf(_both("blocks.{i}.attention.qkv", "blk.{i}.attn_qkv"), ("ffn_up",))

@@ -1,0 +1,164 @@
+"""From a source's weights to this project's: names as data, one table per family.
+
+A `Rule` says which tensors of the source make up one weight of the `Transformer`, and how. The config
+decides which weights there are; whatever the source lacks, and whatever no rule uses, is an error that
+lists the names. Rules rearrange whole rows only (GGUF blocks survive that), except for the few whose
+function says otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from edgelm.config import ModelConfig
+from edgelm.model import Transformer
+from edgelm_runtime.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a source, in the shape that PyTorch would give it, read only when asked for."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], torch.Tensor]
+
+
+Weights = Mapping[str, Stored]
+"""Tensors of a source by name, wrappers' prefixes already off."""
+
+Arrange = Callable[[Sequence[torch.Tensor], ModelConfig], torch.Tensor]
+
+
+def join(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """The tensors one below the other; a single one as it is."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`target` is made of `sources` by `arrange`. `{i}` is the layer; a source with `{h}` stands for one
+    tensor per head."""
+
+    target: str
+    sources: tuple[str, ...]
+    arrange: Arrange = join
+
+    def names(self, layer: int, config: ModelConfig) -> list[str]:
+        """The sources' names for a layer."""
+        return [
+            name.format(i=layer, h=head)
+            for name in self.sources
+            for head in (range(config.num_heads) if "{h}" in name else (0,))
+        ]
+
+
+@dataclass(frozen=True)
+class Family:
+    """The weight names of one kind of source.
+
+    `ignored` are patterns of tensors that carry nothing (masks, position indices, inverse frequencies).
+    """
+
+    rules: tuple[Rule, ...]
+    layer: str
+    """How names of layer tensors begin, up to the layer's number: `layers.`"""
+    embedding: str
+    head: str
+    ignored: tuple[str, ...] = ()
+
+    def layers(self, weights: Weights) -> int:
+        """How many layers the names speak of."""
+        start = re.compile(re.escape(self.layer) + r"(\d{1,6})\.")
+        found = {int(match[1]) for name in weights if (match := start.match(name))}
+        return max(found, default=-1) + 1
+
+    def tied(self, weights: Weights) -> bool:
+        """Whether the head is the embedding: no tensor of its own, or one that is equal."""
+        if self.head not in weights:
+            return True
+        head, embedding = weights[self.head], weights.get(self.embedding)
+        if embedding is None or head.shape != embedding.shape:
+            return False
+        return torch.equal(head.read(), embedding.read())
+
+
+WRAPPERS = ("module.", "_orig_mod.", "transformer.", "model.")
+
+
+def without_prefixes(weights: Weights, source: str, further: tuple[str, ...] = ()) -> dict[str, Stored]:
+    """The same weights under names without wrappers' prefixes, in whatever nesting.
+
+    Raises CheckpointError where two names become one.
+    """
+    prefix = re.compile("(?:" + "|".join(re.escape(p) for p in (*WRAPPERS, *further)) + ")+")
+    clean: dict[str, Stored] = {}
+    for name, stored in weights.items():
+        match = prefix.match(name)
+        short = name[match.end() :] if match else name
+        if short in clean:
+            raise CheckpointError(f"{source} holds {short} twice, under different prefixes", "save it again")
+        clean[short] = stored
+    return clean
+
+
+def take_weights(family: Family, config: ModelConfig, weights: Weights, source: str) -> dict[str, torch.Tensor]:
+    """The weights of `Transformer(config)`, float32, from those of a source.
+
+    One weight is made at a time, so that memory holds what is stored, what is done, and one in the
+    making. Raises CheckpointError that lists missing and unknown names.
+    """
+    plan = weight_plan(family, config)
+    check_names(family, plan, weights, source)
+    return {target: _made(target, rule, names, config, weights, source) for target, (rule, names) in plan.items()}
+
+
+def weight_plan(family: Family, config: ModelConfig) -> dict[str, tuple[Rule, list[str]]]:
+    """For each weight of `Transformer(config)`: its rule, and the names of the source's tensors."""
+    rules = {rule.target: rule for rule in family.rules}
+    with torch.device("meta"):
+        targets = list(Transformer(config).state_dict())
+    plan = {}
+    for target in targets:
+        if target == "head.weight" and config.tied_head:
+            continue
+        match = re.match(r"blocks\.(\d+)\.", target)
+        rule = rules.get(re.sub(r"^blocks\.\d+\.", "blocks.{i}.", target))
+        if rule is None:
+            raise CheckpointError(f"this kind of source has no tensor for {target}", "the architecture differs")
+        plan[target] = (rule, rule.names(int(match[1]) if match else 0, config))
+    return plan
+
+
+def check_names(
+    family: Family, plan: Mapping[str, tuple[Rule, list[str]]], weights: Weights, source: str
+) -> None:
+    """Raise CheckpointError that lists what the plan misses and what no rule uses."""
+    needed = {name for _, names in plan.values() for name in names}
+    ignored = re.compile("|".join(f"(?:{pattern})" for pattern in family.ignored) or "(?!)")
+    missing = sorted(needed - weights.keys())
+    spare = weights.keys() - needed - {family.head}
+    unknown = sorted(name for name in spare if not ignored.fullmatch(name))
+    problems = [f"{kind} {_listed(names)}" for kind, names in (("missing", missing), ("unknown", unknown)) if names]
+    if problems:
+        raise CheckpointError(f"the weights of {source} do not fit: {'; '.join(problems)}")
+
+
+def _made(
+    target: str, rule: Rule, names: list[str], config: ModelConfig, weights: Weights, source: str
+) -> torch.Tensor:
+    tensors = [weights[name].read() for name in names]
+    try:
+        return rule.arrange(tensors, config).float().contiguous()
+    except (RuntimeError, IndexError) as error:
+        shapes = ", ".join(f"{name} {tuple(weights[name].shape)}" for name in names[:6])
+        raise CheckpointError(f"{source}: no {target} can be made of {shapes}", "the file contradicts itself") from error
+
+
+def _listed(names: Iterable[str], most: int = 12) -> str:
+    names = list(names)
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + rest
