@@ -1,0 +1,206 @@
+"""A whole training run, from named data to a folder with checkpoints, figures and a sample.
+
+OUT/config.toml    every setting, resolved; a preset that gives the same run again
+OUT/tokens/        the encoded data, reused while nothing changes
+OUT/best, last     checkpoints; `last` can be resumed
+OUT/loss.csv, .png the figures of every step
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from edgelm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from edgelm.model import Transformer
+from edgelm.training import shards
+from edgelm.training.config import RunConfig
+from edgelm.training.distributed import World, joined
+from edgelm.training.documents import Piece, cut, find_files, save_standard_input
+from edgelm.training.report import CSV, PLOT, Reporter, Silent, plot
+from edgelm.training.trainer import BEST, LAST, Trainer
+from edgelm.training.validation import Measure
+from edgelm.training.vocabulary import sample, train_vocabulary
+from edgelm_runtime.errors import CheckpointError, ConfigError, OutputError
+from edgelm_runtime.tokenizer import Tokenizer, load_tokenizer
+
+CONFIG, TOKENS, TOKENIZER, STANDARD_INPUT = "config.toml", "tokens", "tokenizer.json", "stdin.txt"
+SAMPLE = "sample.txt"
+_FINAL_FACTOR = 10
+"""The last measure takes this many times `val_tokens`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `measure` belongs to the best checkpoint and exists when the budget was used up."""
+
+    finished: bool
+    step: int
+    measure: Measure | None = None
+
+
+def train(
+    run: RunConfig,
+    out: Path,
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    reporter: Reporter | None = None,
+) -> Outcome:
+    """Train as `run` says, into the folder `out`.
+
+    Raises ConfigError, DataError, TokenizerError, CheckpointError, OutputError or TrainingError.
+    """
+    torch.set_flush_denormal(True)  # tiny gradients would slow a CPU a hundredfold
+    with joined(run.training.device) as world:
+        reporter = reporter if reporter is not None and world.writes else Silent()
+        if world.writes:
+            _claim(out, resume, overwrite)
+            run.save(out / CONFIG)
+        start = _starting_point(run, out, resume)
+        tokenizer, mark = _prepare(run, out, start, resume, world, reporter)
+        checkpoint = _model(run, start, tokenizer)
+        data = _data(run, out, checkpoint, reporter)
+        trainer = Trainer(checkpoint, data, run.training, out, world, reporter, mark)
+        if resume:
+            trainer.resume()
+            reporter.note(f"going on from step {trainer.position.step}")
+        finished = trainer.run()
+        measure = _finish(trainer) if finished else None
+        return Outcome(finished, trainer.position.step, measure)
+
+
+def _claim(out: Path, resume: bool, overwrite: bool) -> None:
+    """Make sure that `out` can take this run, before anything costs time."""
+    exists = (out / LAST).exists() or (out / BEST).exists()
+    if resume and not (out / LAST).exists():
+        raise CheckpointError(f"{out} holds no run to resume", "start one without --resume")
+    if exists and not resume and not overwrite:
+        raise OutputError(f"{out} already holds a run", "go on with --resume, replace it with --overwrite")
+    if overwrite and not resume:
+        for name in (LAST, BEST):
+            shutil.rmtree(out / name, ignore_errors=True)
+        for name in (CSV, PLOT):
+            (out / name).unlink(missing_ok=True)
+
+
+def _starting_point(run: RunConfig, out: Path, resume: bool) -> Checkpoint | None:
+    """The checkpoint to go on from; None for a new model."""
+    if resume:
+        return load_checkpoint(out / LAST)
+    return load_checkpoint(Path(run.training.init_from)) if run.training.init_from else None
+
+
+def _prepare(
+    run: RunConfig, out: Path, start: Checkpoint | None, resume: bool, world: World, reporter: Reporter
+) -> tuple[Tokenizer, str]:
+    """Tokenizer and token files, made by one process. Returns the tokenizer and the files' fingerprint."""
+    config, saved = run.training, out / TOKENIZER
+    if world.writes:
+        files = _files(run, out, resume)
+        pieces = list(cut(files))
+        tokenizer = start.tokenizer if start is not None else None
+        tokenizer = tokenizer or _new_tokenizer(run, pieces, reporter)
+        saved.write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
+        mark = shards.fingerprint(files, config.field, tokenizer, config.holdout)
+        if shards.stored_fingerprint(out / TOKENS) == mark:
+            reporter.note(f"the data is unchanged, so the tokens in {out / TOKENS} are used again")
+        else:
+            shards.build(
+                out / TOKENS, pieces, tokenizer, _separator(tokenizer, start), config.field, config.holdout,
+                mark, os.cpu_count() or 1, lambda done, total: reporter.preparing("encoding", done, total),
+            )  # fmt: skip
+    world.wait()
+    return load_tokenizer(saved), shards.stored_fingerprint(out / TOKENS)
+
+
+def _files(run: RunConfig, out: Path, resume: bool) -> list[Path]:
+    """The data's files; standard input is one of them, saved when a run starts."""
+    config, piped = run.training, out / STANDARD_INPUT
+    if "-" in config.data and not resume:
+        save_standard_input(piped)
+    names = [str(piped) if name == "-" else name for name in config.data]
+    return find_files(names, config.include, config.exclude)
+
+
+def _new_tokenizer(run: RunConfig, pieces: Sequence[Piece], reporter: Reporter) -> Tokenizer:
+    config = run.training
+    if config.tokenizer != "bpe":
+        return load_tokenizer(config.tokenizer)
+    reporter.note("training the tokenizer")
+    return train_vocabulary(sample(pieces, config.field), config.vocab_size)
+
+
+def _separator(tokenizer: Tokenizer, start: Checkpoint | None) -> int | None:
+    """The id behind every document: the tokenizer's end-of-text, else what a given model ends with."""
+    if tokenizer.end_of_text is not None:
+        return tokenizer.end_of_text
+    ends = start.generation.get("end_ids", []) if start is not None else []
+    return int(ends[0]) if ends else None
+
+
+def _model(run: RunConfig, start: Checkpoint | None, tokenizer: Tokenizer) -> Checkpoint:
+    """The model to train, new or given. Raises ConfigError where the tokenizer does not fit it."""
+    if start is None:
+        torch.manual_seed(run.training.seed)
+        separator = _separator(tokenizer, None)
+        ends = [] if separator is None else [separator]
+        return Checkpoint(Transformer(run.model_config(tokenizer.vocab_size)), tokenizer, {"end_ids": ends})
+    if tokenizer.vocab_size > start.config.vocab_size:
+        raise ConfigError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and the model only {start.config.vocab_size}",
+            "choose the tokenizer that the model was trained with",
+        )
+    return Checkpoint(start.model, tokenizer, start.generation, start.origin)
+
+
+def _data(run: RunConfig, out: Path, checkpoint: Checkpoint, reporter: Reporter) -> shards.TokenData:
+    data = shards.load(out / TOKENS, checkpoint.config.context_length, run.training.holdout)
+    if data.skipped:
+        named = ", ".join(data.skipped[:3]) + (", ..." if len(data.skipped) > 3 else "")
+        reporter.note(f"left out {len(data.skipped)} that are not UTF-8 text: {named}")
+    how = "by document" if data.split_by_document else "the tail, since documents are too few or uneven"
+    reporter.note(
+        f"{data.documents} documents, {len(data.train):,} tokens to train on, "
+        f"{len(data.val):,} held out ({how}); {parameters(checkpoint.model):,} parameters, "
+        f"vocabulary {checkpoint.config.vocab_size}"
+    )
+    return data
+
+
+def parameters(model: Transformer) -> int:
+    """Number of weights; a tied head counts once."""
+    return sum(weight.numel() for weight in model.parameters())
+
+
+def _finish(trainer: Trainer) -> Measure:
+    """Measure the best checkpoint thoroughly, write that into it, and draw the curve."""
+    trainer.world.wait()
+    best = load_checkpoint(trainer.out / BEST)
+    trainer.model.load_state_dict(best.model.state_dict())
+    measure = trainer.measure(_FINAL_FACTOR * trainer.config.val_tokens)
+    if trainer.world.writes:
+        best.origin["training"] |= measure.to_dict()
+        save_checkpoint(best, trainer.out / BEST)
+        plot(trainer.out)
+        (trainer.out / SAMPLE).write_text(sample_text(best, trainer.config.sample_prompt), encoding="utf-8")
+    return measure
+
+
+def sample_text(checkpoint: Checkpoint, prompt: str, length: int = 120) -> str:
+    """What the model makes of `prompt` at temperature 0.7, the prompt included."""
+    tokenizer = checkpoint.tokenizer
+    if tokenizer is None:
+        return ""
+    separator = _separator(tokenizer, checkpoint)
+    ids = tokenizer.encode(prompt) or [0 if separator is None else separator]
+    ends = checkpoint.generation.get("end_ids", [])
+    made = checkpoint.model.generate(ids, end_ids=ends, max_new_tokens=length, temperature=0.7, seed=0)
+    # A vocabulary padded beyond the tokenizer can be sampled from a model that has not learned better.
+    return prompt + tokenizer.decode([i for i in made if i < tokenizer.vocab_size], skip_special=True)

@@ -1,0 +1,206 @@
+"""Token files: text encoded once, memory-mapped from then on.
+
+A folder of raw little-endian integers, uint16 where the vocabulary fits and uint32 where not, one file
+per task and side of the split, and an `index.json` that lists them. Tasks are encoded by threads:
+tiktoken works outside the interpreter's lock, so threads scale without a copy of the tokenizer each.
+Every document goes to one side, by a hash of its content, and end-of-text is put behind it; where that
+leaves one side too short, the tail of all tokens is held out instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm.checkpoint import replaced_folder
+from edgelm.training.documents import Piece, read_piece
+from edgelm_runtime.errors import DataError
+from edgelm_runtime.tokenizer import Tokenizer
+
+INDEX = "index.json"
+SIDES = ("train", "val")
+_TASK_BYTES = 4 << 20
+_MOST_TASKS = 512
+
+
+class TokenStream:
+    """Tokens of several memory-mapped arrays, one behind the other."""
+
+    def __init__(self, parts: Iterable[NDArray[Any]]) -> None:
+        self.parts = tuple(parts)
+        self._ends = np.array([0, *accumulate(len(part) for part in self.parts)], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    def read(self, start: int, count: int) -> NDArray[np.int64]:
+        """`count` tokens from `start` on, int64."""
+        out = np.empty(count, dtype=np.int64)
+        filled = 0
+        part = int(np.searchsorted(self._ends, start, side="right")) - 1
+        while filled < count:
+            offset = start + filled - int(self._ends[part])
+            piece = self.parts[part][offset : offset + count - filled]
+            out[filled : filled + len(piece)] = piece
+            filled += len(piece)
+            part += 1
+        return out
+
+    def slice(self, start: int, stop: int) -> TokenStream:
+        """The tokens from `start` up to `stop`, without a copy."""
+        cuts = zip(self.parts, self._ends, strict=False)
+        kept = [part[max(start - int(at), 0) : max(stop - int(at), 0)] for part, at in cuts]
+        return TokenStream(part for part in kept if len(part))
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """The two sides of the split, and what is worth saying about them."""
+
+    train: TokenStream
+    val: TokenStream
+    documents: int
+    skipped: tuple[str, ...]
+    """Files, or parts of files, that are not UTF-8 text."""
+    split_by_document: bool
+
+
+def fingerprint(files: Sequence[Path], field: str, tokenizer: Tokenizer, holdout: float) -> str:
+    """Changes when anything changes that decides what the token files hold."""
+    about: list[object] = [field, tokenizer.digest, holdout]
+    for path in files:
+        facts = path.stat()
+        about.append([str(path.resolve()), facts.st_size, facts.st_mtime_ns])
+    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+
+
+def stored_fingerprint(folder: Path) -> str:
+    """The fingerprint of the finished token files in `folder`; empty where there are none."""
+    try:
+        return str(json.loads((folder / INDEX).read_text(encoding="utf-8"))["fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def build(
+    folder: Path,
+    pieces: Sequence[Piece],
+    tokenizer: Tokenizer,
+    separator: int | None,
+    field: str,
+    holdout: float,
+    mark: str,
+    threads: int,
+    progress: Callable[[int, int], None],
+) -> None:
+    """Encode `pieces` into `folder`, replacing it whole. `progress` is told bytes done and bytes in all.
+
+    Raises DataError, OutputError.
+    """
+    total = sum(piece.stop - piece.start for piece in pieces)
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
+    with replaced_folder(folder) as new:
+        write = partial(_write_task, new, tokenizer, separator, field, holdout, dtype)
+        tasks = list(_grouped(pieces, max(_TASK_BYTES, total // _MOST_TASKS)))
+        results, done = [], 0
+        with ThreadPoolExecutor(threads) as pool:
+            try:
+                for task, result in zip(tasks, pool.map(write, range(len(tasks)), tasks), strict=True):
+                    results.append(result)
+                    done += sum(piece.stop - piece.start for piece in task)
+                    progress(done, total)
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+        index = {"fingerprint": mark, "dtype": dtype.str, "tasks": results}
+        (new / INDEX).write_text(json.dumps(index), encoding="utf-8")
+
+
+def _grouped(pieces: Sequence[Piece], task_bytes: int) -> Iterator[list[Piece]]:
+    task: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        task.append(piece)
+        size += piece.stop - piece.start
+        if size >= task_bytes:
+            yield task
+            task, size = [], 0
+    if task:
+        yield task
+
+
+def _write_task(
+    folder: Path,
+    tokenizer: Tokenizer,
+    separator: int | None,
+    field: str,
+    holdout: float,
+    dtype: np.dtype[Any],
+    number: int,
+    task: Sequence[Piece],
+) -> dict[str, Any]:
+    """Encode one task into a file per side. Returns its entry of the index."""
+    paths = [folder / f"{side}-{number:05d}.bin" for side in SIDES]
+    counts, documents, skipped = [0, 0], 0, []
+    with paths[0].open("wb") as train, paths[1].open("wb") as val:
+        files: tuple[BinaryIO, BinaryIO] = (train, val)
+        for piece in task:
+            try:
+                for passage in read_piece(piece, field):
+                    side = int(passage.key < holdout * 2**64)
+                    ids = tokenizer.encode(passage.text)
+                    if passage.ends_document and separator is not None:
+                        ids.append(separator)
+                    files[side].write(np.array(ids, dtype=dtype).tobytes())
+                    counts[side] += len(ids)
+                    documents += passage.ends_document
+            except UnicodeDecodeError:
+                whole = piece.start == 0 and piece.ends_file
+                skipped.append(str(piece.path) if whole else f"{piece.path} ({piece.start}-{piece.stop})")
+    return {"tokens": counts, "documents": documents, "skipped": skipped}
+
+
+def load(folder: Path, context: int, holdout: float) -> TokenData:
+    """Map what `build` wrote. Each side has at least one window of `context` + 1 tokens.
+
+    Raises DataError where there are too few tokens for that, with both numbers.
+    """
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    dtype = np.dtype(index["dtype"])
+    sides: list[TokenStream] = []
+    for side, name in enumerate(SIDES):
+        counts = [task["tokens"][side] for task in index["tasks"]]
+        parts = (
+            np.memmap(folder / f"{name}-{number:05d}.bin", dtype, "r", shape=(count,))
+            for number, count in enumerate(counts)
+            if count
+        )
+        sides.append(TokenStream(parts))
+    train, val = sides
+    skipped = tuple(name for task in index["tasks"] for name in task["skipped"])
+    documents = sum(task["documents"] for task in index["tasks"])
+    total, window = len(train) + len(val), context + 1
+    if total < window:
+        raise DataError(
+            f"the data has {total} tokens, and one training example takes context_length + 1 = {window}",
+            "give more text or a smaller --context-length",
+        )
+    # Few or uneven documents can put almost everything, or nothing, on the held-out side.
+    fair = window <= len(val) <= max(2 * holdout, 0.25) * total and len(train) >= window
+    if not fair:
+        everything = TokenStream(train.parts + val.parts)
+        held_out = max(window, round(holdout * total))
+        # A text of less than two windows is seen and measured at once; the caller says so.
+        train = everything.slice(0, max(total - held_out, window))
+        val = everything.slice(total - held_out, total)
+    return TokenData(train, val, documents, skipped, fair)

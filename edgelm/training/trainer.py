@@ -1,0 +1,345 @@
+"""The training loop: batches in, checkpoints and figures out.
+
+Choices, and why:
+- AdamW decays what has two dimensions or more: every matrix, embeddings among them as in GPT-2 and
+  nanoGPT. Biases and norms are left alone.
+- Autocast to bfloat16 keeps weights and optimiser in float32; the loss is computed in float32.
+- A batch is a function of the step, and dropout is seeded by the step, so nothing random needs storing
+  and a resumed run is the same run.
+- Stopping, the clock and the loss are agreed on by all processes in one small exchange per step.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from edgelm import __version__
+from edgelm.checkpoint import STATE, Checkpoint, save_checkpoint
+from edgelm.model import Transformer
+from edgelm.training.batches import Windows
+from edgelm.training.config import TrainingConfig
+from edgelm.training.distributed import World
+from edgelm.training.report import FigureLog, Figures, Reporter
+from edgelm.training.schedule import learning_rate
+from edgelm.training.shards import TokenData
+from edgelm.training.validation import Measure, measure
+from edgelm_runtime.errors import CheckpointError, ConfigError, TrainingError
+
+BEST, LAST = "best", "last"
+
+
+@dataclass
+class Position:
+    """Where a run stands; saved with it."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best_loss: float = math.inf
+
+
+class Trainer:
+    """Trains `checkpoint.model` in place and writes `out/best` and `out/last`.
+
+    Raises ConfigError where the batch cannot be divided among processes and accumulation parts.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        data: TokenData,
+        config: TrainingConfig,
+        out: Path,
+        world: World,
+        reporter: Reporter,
+        mark: str,
+    ) -> None:
+        self.checkpoint, self.data, self.config, self.out = checkpoint, data, config, out
+        self.world, self.reporter, self.mark = world, reporter, mark
+        parts = world.size * config.accumulation
+        if config.batch_size % parts:
+            raise ConfigError(
+                f"batch_size {config.batch_size} is not a multiple of {world.size} processes x "
+                f"accumulation {config.accumulation}",
+                f"choose a multiple of {parts}",
+            )
+        self.micro_batch = config.batch_size // parts
+        self.model: Transformer = checkpoint.model.to(world.device)
+        self.model.gradient_checkpointing = config.gradient_checkpointing
+        if config.compile:
+            self.model.compile()
+        self.parallel = world.parallel(self.model)
+        self.optimizer = make_optimizer(self.model, config, world.device)
+        self.windows = Windows(data.train, self.context, config.seed)
+        self.token_bytes = token_bytes(checkpoint)
+        self.position = Position()
+        self.autocast = precision_context(config.precision, world.device)
+
+    @property
+    def context(self) -> int:
+        return self.checkpoint.config.context_length
+
+    @property
+    def tokens_seen(self) -> int:
+        return self.position.step * self.config.batch_size * self.context
+
+    @property
+    def progress(self) -> float:
+        """Share of the budget that is used up, from 0 to 1."""
+        config = self.config
+        if config.steps:
+            share = self.position.step / config.steps
+        elif config.tokens:
+            share = self.tokens_seen / config.tokens
+        else:
+            share = self.position.seconds / (60 * config.minutes)
+        return min(share, 1.0)
+
+    def run(self) -> bool:
+        """Train until the budget is used up (True) or a signal asks to stop (False). Both save `last`.
+
+        Raises TrainingError for a loss that is not finite; `best` stays as it was.
+        """
+        figures = FigureLog(self.out, self.position.step) if self.world.writes else None
+        earlier = self.position.seconds
+        first_step, started = self.position.step, time.perf_counter()
+        self.parallel.train()
+        try:
+            with stop_requests() as asked:
+                while self.progress < 1.0 and not asked.stop:
+                    before = self.progress
+                    row = self._step(started - earlier, asked)
+                    due = int(self.progress * self.config.validations) > int(before * self.config.validations)
+                    if due or self.progress >= 1.0:
+                        row = self._validated(row)
+                    if figures:
+                        figures.add(row)
+                        if due or asked.stop:
+                            figures.flush()
+                        spent = time.perf_counter() - started
+                        steps = self.position.step - first_step
+                        self._report(row, steps * self.config.batch_size * self.context / spent)
+                finished = self.progress >= 1.0
+                if not finished:
+                    self._save_last()
+        finally:
+            if figures:
+                figures.close()
+            self.parallel.eval()
+        return finished
+
+    def _step(self, origin: float, asked: StopRequest) -> Figures:
+        """One optimiser step; brings the position up to date."""
+        config, position = self.config, self.position
+        rate = learning_rate(self.progress, config.learning_rate, config.warmup, config.final_fraction)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        # Every process and step has dropout of its own, whether the run was resumed or not.
+        torch.manual_seed((config.seed * 1_000_003 + position.step) * 4099 + self.world.rank)
+        loss = self._gradients()
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
+        mine = [loss / self.world.size, float(asked.stop)]
+        mine.append(time.perf_counter() - origin if self.world.writes else 0.0)
+        loss, stop, seconds = self.world.sums(mine)
+        if not (math.isfinite(loss) and math.isfinite(float(norm))):
+            raise TrainingError(
+                f"the loss is {loss} and the gradient's norm {float(norm)} at step {position.step + 1}",
+                f"lower --learning-rate; {self.out / BEST} keeps the best checkpoint so far",
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        position.step += 1
+        position.seconds = seconds
+        asked.stop = stop > 0
+        return Figures(
+            step=position.step, tokens=self.tokens_seen, seconds=seconds, learning_rate=rate, loss=loss
+        )
+
+    def _gradients(self) -> float:
+        """Accumulate this process's gradients of the mean loss, which is returned (nats per token)."""
+        config, total = self.config, 0.0
+        share = config.batch_size // self.world.size
+        first = self.position.step * config.batch_size + self.world.rank * share
+        for part in range(config.accumulation):
+            rows = torch.from_numpy(self.windows.batch(first + part * self.micro_batch, self.micro_batch))
+            rows = rows.to(self.world.device, non_blocking=True)
+            with self._exchange(last=part == config.accumulation - 1), self.autocast():
+                _, loss = self.parallel(rows[:, :-1], rows[:, 1:])
+                loss = loss / config.accumulation
+                loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def _exchange(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients cross between processes once per step, in the last part's backward pass."""
+        if isinstance(self.parallel, nn.parallel.DistributedDataParallel) and not last:
+            return self.parallel.no_sync()
+        return nullcontext()
+
+    def measure(self, most_tokens: int) -> Measure:
+        """Loss on the held-out tokens, in eval mode; the mode found is restored."""
+        return measure(
+            self.model,
+            self.data.val,
+            self.token_bytes,
+            most_tokens,
+            self.micro_batch,
+            self.world,
+            self.autocast,
+        )
+
+    def _validated(self, row: Figures) -> Figures:
+        """Measure, keep the best and the last checkpoint, and return `row` with the figures."""
+        result = self.measure(self.config.val_tokens)
+        if not math.isfinite(result.loss):
+            raise TrainingError(
+                f"the validation loss is {result.loss} at step {row.step}",
+                f"lower --learning-rate; {self.out / BEST} keeps the best checkpoint so far",
+            )
+        better = result.loss < self.position.best_loss
+        self.position.best_loss = min(result.loss, self.position.best_loss)
+        self.describe(result)
+        if better and self.world.writes:
+            save_checkpoint(self.checkpoint, self.out / BEST)
+        self._save_last()
+        return Figures(**{**vars(row), "val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte})
+
+    def describe(self, result: Measure) -> None:
+        """Put into the checkpoint what a model card says of this run."""
+        self.checkpoint.origin["training"] = {
+            **result.to_dict(),
+            "steps": self.position.step,
+            "tokens": self.tokens_seen,
+            "minutes": round(self.position.seconds / 60, 2),
+            "corpus": {
+                "documents": self.data.documents,
+                "train_tokens": len(self.data.train),
+                "val_tokens": len(self.data.val),
+                "split": "by document" if self.data.split_by_document else "tail of the tokens",
+            },
+            "processes": self.world.size,
+            "device": self.world.device.type,
+            "config": self.config.to_dict(),
+            "versions": {
+                "edgelm": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+        }
+
+    def _save_last(self) -> None:
+        if self.world.writes:
+            state = {**vars(self.position), "optimizer": self.optimizer.state_dict(), "data": self.mark}
+            save_checkpoint(self.checkpoint, self.out / LAST, state)
+
+    def resume(self) -> None:
+        """Take optimiser and position from `out/last`, whose weights the model already has.
+
+        Raises CheckpointError where that is no saved run, or one on other data.
+        """
+        path = self.out / LAST / STATE
+        try:
+            state: dict[str, Any] = torch.load(path, map_location=self.world.device, weights_only=True)
+            if state["data"] != self.mark:
+                raise CheckpointError(
+                    f"the data of {self.out} has changed since the run was saved",
+                    "restore it, or start anew with --overwrite or --init-from",
+                )
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.position = Position(state["step"], state["seconds"], state["best_loss"])
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever unpickling and loading damaged values raise
+            raise CheckpointError(
+                f"cannot resume from {path}: {error}", "start anew with --overwrite"
+            ) from error
+
+    def _report(self, row: Figures, tokens_per_second: float) -> None:
+        progress = self.progress
+        left = self.position.seconds * (1 - progress) / progress if progress else math.inf
+        self.reporter.step(row, progress, tokens_per_second, left)
+
+
+def make_optimizer(model: nn.Module, config: TrainingConfig, device: torch.device) -> torch.optim.AdamW:
+    """AdamW that decays matrices only, in PyTorch's fused form where the device has it."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [weight for weight in weights if weight.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.beta1, config.beta2),
+        fused=device.type in ("cpu", "cuda"),
+    )
+
+
+def precision_context(precision: str, device: torch.device) -> Any:
+    """A maker of autocast contexts; `auto` takes bfloat16 where the processor multiplies it natively."""
+    if precision == "auto":
+        precision = "bf16" if _gains_from_bf16(device) else "fp32"
+    if precision == "fp32":
+        return nullcontext
+    return lambda: torch.autocast(device.type, torch.bfloat16)
+
+
+def _gains_from_bf16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type == "cpu":
+        able = torch.cpu.get_capabilities()
+        return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("arm_bf16"))
+    return False
+
+
+def token_bytes(checkpoint: Checkpoint) -> torch.Tensor:
+    """UTF-8 bytes behind each token id, int64 (vocab); special tokens stand for none."""
+    tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
+    lengths = torch.zeros(size, dtype=torch.int64)
+    if tokenizer is not None:
+        for token_id in range(min(tokenizer.vocab_size, size)):
+            lengths[token_id] = len(tokenizer.decode_bytes([token_id], skip_special=True))
+    return lengths
+
+
+@dataclass
+class StopRequest:
+    """Whether a signal has asked the run to stop."""
+
+    stop: bool = False
+
+
+@contextmanager
+def stop_requests() -> Iterator[StopRequest]:
+    """While the block runs, the first SIGINT or SIGTERM asks to stop; a second interrupts as usual."""
+    asked = StopRequest()
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    try:
+        former = {number: signal.getsignal(number) for number in numbers}
+
+        def ask(number: int, frame: FrameType | None) -> None:
+            asked.stop = True
+            signal.signal(number, former[signal.Signals(number)])
+
+        for number in numbers:
+            signal.signal(number, ask)
+    except ValueError:  # not the main thread, where a program that embeds training handles signals itself
+        yield asked
+        return
+    try:
+        yield asked
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
