@@ -64,13 +64,14 @@ class FusedOperators:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
-        if spec.softcap and spec.window:
-            # The operator caps scores after masking them (opset 23), which lifts what is masked.
+        if spec.softcap:
+            # Opset 23's text caps scores after masking them, which lets masked tokens through; onnxruntime
+            # 1.32 does it the other way round. Spelled out, every runtime agrees.
             return _spelled_out(query, key, value, spec, self._masks)
         inputs = [query, key, value]
         if spec.window:
             inputs.append(self._masks(query.shape[2], spec.window, query.device))
-        attributes = {"scale": spec.scale, "is_causal": int(not spec.window), "softcap": spec.softcap}
+        attributes = {"scale": spec.scale, "is_causal": int(not spec.window)}
         return _one_node("Attention", inputs, attributes, like=query)
 
     def rotate_by(

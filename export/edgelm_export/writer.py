@@ -81,9 +81,9 @@ def new_file(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_graph(model: ir.Model, path: Path, largest: int = LARGEST_FILE) -> Path | None:
-    """Write `model` without metadata to `path`; the sidecar's path where its weights exceed `largest` bytes."""
-    weights = _placed(model, largest)
+def write_graph(model: ir.Model, path: Path) -> Path | None:
+    """Write `model` without metadata to `path`; the sidecar's path where the weights need one."""
+    weights = _placed(model)
     sidecar = path.with_name(path.name + ".data")
     whole = _without_weights(model)
     with path.open("wb") as file:
@@ -114,10 +114,10 @@ def append_metadata(path: Path, entries: Mapping[str, str]) -> None:
         file.write(proto.SerializeToString(deterministic=True))
 
 
-def _placed(model: ir.Model, largest: int) -> list[Placed]:
+def _placed(model: ir.Model) -> list[Placed]:
     values = list(model.graph.initializers.values())
     sizes = [value.const_value.nbytes for value in values if value.const_value is not None]
-    if sum(sizes) <= largest:
+    if sum(sizes) <= LARGEST_FILE:
         return [Placed(value, None) for value in values]
     placed, end = [], 0
     for value, size in zip(values, sizes, strict=True):

@@ -1,0 +1,148 @@
+"""What stands in an exported file, and what happens when it cannot be written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from click.testing import CliRunner
+
+import edgelm
+from edgelm.checkpoint import Checkpoint, save_checkpoint
+from edgelm.cli import group
+from edgelm_export import export_checkpoint, writer
+from edgelm_runtime.errors import ExportError, OptionError, OutputError
+from edgelm_runtime.session import Session
+from edgelm_runtime.verify import verify
+from tests.small_models import small_checkpoint, small_model, small_tokenizer
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("export") / "model.onnx"
+    export_checkpoint(small_checkpoint(), path, outputs=("embeddings", "hidden"))
+    return path
+
+
+def test_is_standard_onnx_without_traces_of_its_maker(exported: Path) -> None:
+    model = onnx.load(exported)
+    onnx.checker.check_model(model, full_check=True)
+    assert {node.domain for node in model.graph.node} == {""}
+    assert "Dropout" not in {node.op_type for node in model.graph.node}
+    data = exported.read_bytes()
+    for trace in (
+        "site-packages",
+        "stack_trace",
+        "Traceback",
+        "forward(",
+        str(Path.cwd()),
+        str(exported.parent),
+    ):
+        assert trace.encode() not in data
+    # Another program may load and save it without breaking the seal.
+    onnx.save(model, exported.with_name("resaved.onnx"))
+    assert exported.with_name("resaved.onnx").read_bytes() == data
+
+
+def test_two_exports_are_the_same_file(exported: Path, tmp_path: Path) -> None:
+    export_checkpoint(small_checkpoint(), tmp_path / "m.onnx", outputs=("embeddings", "hidden"))
+    assert (tmp_path / "m.onnx").read_bytes() == exported.read_bytes()
+
+
+def test_tied_matrix_is_stored_once_and_cut_to_the_vocabulary(exported: Path) -> None:
+    model = onnx.load(exported)
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
+    assert [name for name, shape in shapes.items() if 260 in shape] == ["head.weight"]
+    assert shapes["head.weight"] == (260, 24)
+    assert shapes["blocks.0.mlp.up.weight"] == (24, 96)
+    assert not any(node.op_type == "Transpose" and node.input[0] in shapes for node in model.graph.node)
+    assert json.loads(Session(exported).metadata["edgelm.config"])["vocab_size"] == 260
+
+
+def test_text_and_further_outputs_come_from_the_one_file(exported: Path) -> None:
+    checkpoint = small_checkpoint()
+    ids = checkpoint.tokenizer.encode("the inner thing")
+    with edgelm.load(exported, threads=1) as lm:
+        text = lm.generate("the inner thing", max_new_tokens=12).text
+    assert text == checkpoint.tokenizer.decode(checkpoint.model.generate(ids, max_new_tokens=12))
+    session = Session(exported, "cpu", threads=1)
+    embeddings, hidden = session.run(["embeddings", "hidden"], {"input_ids": np.array([ids])})
+    model = checkpoint.model.eval()
+    with torch.no_grad():
+        np.testing.assert_allclose(embeddings, model.embed(torch.tensor([ids])), atol=1e-6)
+        np.testing.assert_allclose(hidden, model.hidden(torch.tensor([ids])), atol=1e-5)
+    assert session.inputs["input_ids"].shape == ("batch", "sequence")
+    assert session.outputs["logits"].shape == ("batch", "positions", 260)
+
+
+def test_modes_of_the_model_are_restored(tmp_path: Path) -> None:
+    model = small_model().train()
+    model.blocks[0].eval()
+    export_checkpoint(Checkpoint(model, None), tmp_path / "m.onnx")
+    assert model.training and model.blocks[1].mlp.training and not model.blocks[0].mlp.training
+
+
+def test_beyond_the_limit_weights_go_to_one_sidecar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer, "LARGEST_FILE", 10_000)
+    export_checkpoint(small_checkpoint(), tmp_path / "a" / "m.onnx")
+    moved = (tmp_path / "a").rename(tmp_path / "b") / "m.onnx"
+    sidecar = moved.with_name("m.onnx.data")
+    assert sorted(moved.parent.iterdir()) == [moved, sidecar]
+    onnx.checker.check_model(str(moved), full_check=True)
+    assert verify(moved, "cpu", 1).prompts > 1
+    data = bytearray(sidecar.read_bytes())
+    data[len(data) // 2] ^= 1
+    sidecar.write_bytes(data)
+    with pytest.raises(edgelm.EdgelmError, match="weights in the sidecar"):
+        verify(moved, "cpu", 1)
+
+
+def test_what_cannot_be_exported_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "folder").mkdir()
+    good = Checkpoint(small_model(), None)
+    cases = [
+        (good, "folder", {}, OutputError, "is a folder"),
+        (good, "file/m.onnx", {}, OutputError, "cannot write to"),
+        (good, "m.onnx", {"opset": 17}, OptionError, "opset 17"),
+        (good, "m.onnx", {"outputs": ("states",)}, OptionError, "'states'"),
+        (good, "m.onnx", {"atol": -1.0}, OptionError, "atol is -1"),
+        (
+            Checkpoint(small_model(), small_tokenizer()),
+            "m.onnx",
+            {},
+            ExportError,
+            "260 ids and the model only 61",
+        ),
+        (Checkpoint(small_model(), None, {"end_ids": [61]}), "m.onnx", {}, ExportError, "id 61 is outside"),
+    ]
+    for checkpoint, name, options, error, message in cases:
+        with pytest.raises(error, match=message):
+            export_checkpoint(checkpoint, tmp_path / name, **options)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "folder"]
+
+
+def test_commands(tmp_path: Path) -> None:
+    save_checkpoint(small_checkpoint(), tmp_path / "run" / "best")
+    source, model, other = (str(tmp_path / name) for name in ("run", "model.onnx", "other"))
+    save_checkpoint(small_checkpoint("seed"), Path(other))
+    call = CliRunner().invoke
+    done = call(group, ["export", source, "-o", model], catch_exceptions=False)
+    assert done.exit_code == 0 and "greedy choices agree at 100.00%" in done.output
+    done = call(group, ["verify", model, "--against", source], catch_exceptions=False)
+    assert done.exit_code == 0 and done.output.count("ok:") == 2
+    assert "another architecture" in str(call(group, ["verify", model, "--against", other]).exception)
+    done = call(group, ["info", model, "--json"], catch_exceptions=False)
+    about = json.loads(done.output)
+    assert about["graph"]["parameters"] == 260 * 24 + 24 * 24 + 2 * (12 * 24 * 24 + 13 * 24) + 48
+    assert about["graph"]["operators"]["Attention"] == 2
+    assert about["inputs"]["logits_at"] == {"type": "tensor(int64)", "shape": ["rows", "positions"]}
+    assert about["parity"]["max_abs_error"] <= about["parity"]["atol"]
+    assert about["origin"]["versions"]["edgelm"] == edgelm.__version__
+    text = call(group, ["info", model], catch_exceptions=False).output
+    assert "2 layers, width 24, 4 heads of 6" in text and "260 ids" in text
+    assert "is not a checkpoint" in str(call(group, ["export", str(tmp_path)]).exception)
