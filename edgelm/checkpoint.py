@@ -12,9 +12,9 @@ old checkpoint or the new one and never a part.
 from __future__ import annotations
 
 import json
+import secrets
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,11 +61,13 @@ def save_checkpoint(
             "origin": checkpoint.origin,
         }
         (new / CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        save_file(_stored_weights(checkpoint.model), new / WEIGHTS)
+        _save_tensors(save_file, _stored_weights(checkpoint.model), new / WEIGHTS)
+        # safetensors makes its file for the owner alone; whoever may read the rest may read the weights.
+        (new / WEIGHTS).chmod((new / CONFIG).stat().st_mode)
         if checkpoint.tokenizer is not None:
             (new / TOKENIZER).write_text(json.dumps(checkpoint.tokenizer.to_dict()), encoding="utf-8")
         if training_state is not None:
-            torch.save(training_state, new / STATE)
+            _save_tensors(torch.save, training_state, new / STATE)
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -134,19 +136,28 @@ def _stored_weights(model: Transformer) -> dict[str, torch.Tensor]:
     return weights
 
 
+def _save_tensors(save: Callable[[Any, Path], None], values: dict[str, Any], path: Path) -> None:
+    """Save, where a full disk is an OSError as elsewhere and not an error of the library's own."""
+    try:
+        save(values, path)
+    except (SafetensorError, RuntimeError) as error:
+        raise OSError(f"cannot write {path.name}: {error}") from error
+
+
 @contextmanager
 def replaced_folder(folder: Path) -> Iterator[Path]:
     """An empty folder to fill, which takes the place of `folder` when the block ends without an error."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        new = _unused_name(folder)
+        new.mkdir()
     except OSError as error:
         raise OutputError(
             f"cannot write to {folder.parent}: {error.strerror}", "choose another folder"
         ) from error
     try:
         yield new
-        old = Path(tempfile.mkdtemp(prefix=f".{folder.name}-old-", dir=folder.parent))
+        old = _unused_name(folder)
         if folder.exists():
             folder.replace(old)
         new.replace(folder)
@@ -157,3 +168,8 @@ def replaced_folder(folder: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(new, ignore_errors=True)
+
+
+def _unused_name(folder: Path) -> Path:
+    """A hidden name beside `folder`. Made by `mkdir` it has ordinary permissions, which mkdtemp's lacks."""
+    return folder.parent / f".{folder.name}-{secrets.token_hex(4)}"
