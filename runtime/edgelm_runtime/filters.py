@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
 
-# Smaller temperatures cannot be told from it: no two float32 logits are so close.
-COLDEST = 1e-30
+# Temperatures beyond cannot be told from these: they leave the best tokens, or all alike.
+COLDEST, HOTTEST = 1e-30, 1e30
 FIRST_TRY = 256
 
 
@@ -29,7 +29,7 @@ def filtered(
     `logits` (vocab,) are float32, below infinity, and some are above -inf; `temperature` is above 0.
     """
     with np.errstate(over="ignore"):
-        scaled = (logits - logits.max()) / np.float32(max(temperature, COLDEST))
+        scaled = (logits - logits.max()) / np.float32(min(max(temperature, COLDEST), HOTTEST))
     ids: Ids | None = None
     if 0 < top_k < len(scaled):
         ids = largest(scaled, top_k)
