@@ -16,7 +16,8 @@ class Stopper:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if isinstance(stops, str) or not all(isinstance(stop, str) for stop in stops):
+        listed = isinstance(stops, Sequence) and not isinstance(stops, str)
+        if not listed or not all(isinstance(stop, str) for stop in stops):
             raise OptionError(f"stop is {stops!r}", "give a list of strings")
         if any(not stop for stop in stops):
             raise OptionError("a stop string is empty", "give text, or no stop string")
