@@ -56,7 +56,7 @@ class RecomputeDecoder:
 
 class ForeignDecoder:
     """Runs a plain ONNX language model from elsewhere: `input_ids` and, where the graph has them,
-    `attention_mask`, `position_ids` and an empty past; `logits` (batch, sequence, vocab)."""
+    `attention_mask`, `position_ids` and an empty past; `logits` (batch, sequence, vocab or more)."""
 
     def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
         self.context_length = context_length
@@ -77,7 +77,7 @@ class ForeignDecoder:
                 feeds[name] = empty_like_input(info, len(rows))
         logits = self._session.run(("logits",), feeds)[0]
         ends = zip(logits, lengths, counts, strict=True)
-        return [row[length - count : length] for row, length, count in ends]
+        return [row[length - count : length, : self.vocab_size] for row, length, count in ends]
 
 
 def padded(rows: Sequence[Ids]) -> Ids:

@@ -155,6 +155,8 @@ def generate_ids(
     """
     sampling, limits = split_options(options)
     sampling.check_ids(decoder.vocab_size)
+    if len(limits.reference):
+        check_prompt(limits.reference, decoder.vocab_size)
     row = Row(check_prompt(prompt, decoder.vocab_size), Sampler(sampling), limits, end_ids)
     for _ in run(decoder, [row], limits):
         pass
@@ -163,7 +165,10 @@ def generate_ids(
 
 def check_prompt(ids: Any, vocab_size: int) -> Ids:
     """Token ids (T,) as int64. Raises OptionError where they are none, not whole, or outside the vocabulary."""
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        raise OptionError("token ids are nested lists", "give one flat list per prompt") from None
     if array.ndim != 1:
         raise OptionError(f"token ids have shape {array.shape}", "give one flat list per prompt")
     if not len(array):

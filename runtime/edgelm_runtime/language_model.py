@@ -129,10 +129,8 @@ class LanguageModel:
 
     def chat_prompt(self, messages: Sequence[chat_format.Message]) -> list[int]:
         """Token ids of the prompt that `chat` makes of `messages`."""
-        text = chat_format.render_chat(
-            messages, self.info.generation.get("chat_template"), self._special_texts()
-        )
-        ids = self.tokenizer.encode(text, "all")
+        template = self.info.generation.get("chat_template")
+        ids = chat_format.encode_chat(messages, template, self.tokenizer, self._special_texts())
         bos = self._bos()
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
@@ -195,6 +193,8 @@ class LanguageModel:
         """
         single = _is_single(texts)
         every: Any = [texts] if single else texts
+        if not len(every):
+            raise OptionError("there is no text", "give at least one")
         rows = [self.encode_prompt(text)[: self.info.context_length] for text in every]
         vectors = embed_rows(self._session, rows, layer, pooling, normalize, batch_size)
         if single:
@@ -240,10 +240,10 @@ class LanguageModel:
     ) -> tuple[list[Row], Limits]:
         """A row for each sample of each prompt."""
         defaults = {k: v for k, v in self.info.generation.items() if k in DEFAULTS_FROM_FILE}
+        if isinstance(options.get("reference"), str):
+            options["reference"] = self.tokenizer.encode(options["reference"])
         sampling, limits = split_options({**defaults, **options})
         sampling.check_ids(self.info.vocab_size)
-        if limits.stop and self.info.tokenizer is None:
-            raise OptionError("stop strings need a tokenizer", "this model has none")
         encoded = [self.encode_prompt(prompt, allowed_special) for prompt in prompts]
         if len(limits.reference):
             check_prompt(limits.reference, self.info.vocab_size)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from edgelm_runtime.decoder import Decoder, ForeignDecoder, RecomputeDecoder
-from edgelm_runtime.errors import ModelFileError
+from edgelm_runtime.errors import ModelFileError, OptionError
 from edgelm_runtime.language_model import LanguageModel
 from edgelm_runtime.model_file import ModelFile, assets_folder, is_model_file, read_model_file
+from edgelm_runtime.sampler import whole
 from edgelm_runtime.session import Session
 from edgelm_runtime.tokenizer import Tokenizer
 
@@ -26,22 +28,40 @@ def load(
     """Load a model file, or its bytes; None loads the model that ships with edgelm.
 
     `provider`: auto, cpu, cuda, or another that this onnxruntime has. `threads`: default is what the process
-    may use. `tokenizer` and `context_length` are for plain ONNX language models without edgelm's metadata.
+    may use. `tokenizer` is for model files that have none; with `context_length`, in tokens, a plain ONNX language
+    model without edgelm's metadata runs too.
 
     Raises ModelFileError where the file is missing, damaged or of a newer format, ProviderError where the
-    provider asked for does not run.
+    provider asked for does not run, OptionError for what the file settles itself.
     """
     started = time.perf_counter()
     source = path if isinstance(path, bytes) else Path(path or assets_folder() / BUNDLED)
     name = "the model given as bytes" if isinstance(source, bytes) else str(source)
     session = Session(source, provider, threads)
     if context_length is None or is_model_file(session.metadata):
-        info = read_model_file(session, name)
+        info = _with_tokenizer(read_model_file(session, name), name, tokenizer, context_length)
         decoder: Decoder = RecomputeDecoder(session, info.context_length, info.vocab_size)
     else:
         info = _foreign(session, name, tokenizer, context_length)
         decoder = ForeignDecoder(session, info.context_length, info.vocab_size)
     return LanguageModel(session, info, decoder, time.perf_counter() - started)
+
+
+def _with_tokenizer(
+    info: ModelFile, name: str, tokenizer: Tokenizer | None, context_length: int | None
+) -> ModelFile:
+    """`info`, with `tokenizer` where the file brings none."""
+    if context_length is not None or (tokenizer is not None and info.tokenizer is not None):
+        given = "context_length" if context_length is not None else "tokenizer"
+        raise OptionError(f"{given} is given, and {name} brings its own", "leave it out")
+    if tokenizer is None:
+        return info
+    if tokenizer.vocab_size > info.vocab_size:
+        raise OptionError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and {name} {info.vocab_size}",
+            "give the model's own",
+        )
+    return replace(info, tokenizer=tokenizer)
 
 
 def _foreign(session: Session, name: str, tokenizer: Tokenizer | None, context_length: int) -> ModelFile:
@@ -60,6 +80,15 @@ def _foreign(session: Session, name: str, tokenizer: Tokenizer | None, context_l
             f"{name} is not a language model with input_ids and logits (batch, sequence, vocabulary)",
             "give a causal language model",
         )
-    config = {"context_length": context_length, "vocab_size": logits.shape[-1]}
+    whole("context_length", context_length, 1)
+    size = logits.shape[-1]
+    if tokenizer is not None:
+        if tokenizer.vocab_size > size:
+            raise OptionError(
+                f"the tokenizer has {tokenizer.vocab_size} ids and {name} {size}", "give the model's own"
+            )
+        # Vocabularies are often padded; ids that the tokenizer cannot decode are never to be drawn.
+        size = tokenizer.vocab_size
+    config = {"context_length": context_length, "vocab_size": size}
     end = tokenizer.end_of_text if tokenizer is not None else None
     return ModelFile(config, tokenizer, {"end_ids": [] if end is None else [end]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 from edgelm_runtime.detokenizer import Detokenizer
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.lookup import DraftLength, draft
-from edgelm_runtime.sampler import Sampler, log_softmax, whole
+from edgelm_runtime.sampler import Sampler, number, top_logprobs, whole
 from edgelm_runtime.stopper import Stopper
 from edgelm_runtime.tokenizer import Tokenizer
 
@@ -63,8 +64,8 @@ class Limits:
 
     def __post_init__(self) -> None:
         whole("max_new_tokens", self.max_new_tokens, 0)
-        if self.max_time is not None and not self.max_time > 0:
-            raise OptionError(f"max_time is {self.max_time!r}", "give seconds above 0")
+        if self.max_time is not None:
+            number("max_time", self.max_time, 0, math.inf, open_low=True)
         if self.overflow not in get_args(Overflow):
             raise OptionError(
                 f"overflow is {self.overflow!r}", f"choose one of {', '.join(get_args(Overflow))}"
@@ -73,6 +74,11 @@ class Limits:
             whole("lookup", self.lookup, 0, 1024)
         if self.logprobs is not None:
             whole("logprobs", self.logprobs, 0)
+        if self.cancel is not None and not isinstance(self.cancel, threading.Event):
+            raise OptionError(f"cancel is {self.cancel!r}", "give a threading.Event")
+        if self.on_token is not None and not callable(self.on_token):
+            raise OptionError(f"on_token is {self.on_token!r}", "give a function of a Piece")
+        Stopper(self.stop)
 
 
 class Row:
@@ -95,6 +101,8 @@ class Row:
         self._buffer = np.empty(len(prompt) + min(limits.max_new_tokens, 4096) + 1, np.int64)
         self._buffer[: self.length] = prompt
         self._end_ids = frozenset(end_ids)
+        if limits.stop and tokenizer is None:
+            raise OptionError(f"stop is {limits.stop!r}", "stop strings need a model with a tokenizer")
         self._text = _TextStream(tokenizer, limits.stop) if tokenizer is not None else None
         self._reference = np.asarray(limits.reference, np.int64) if len(limits.reference) else None
         automatic = limits.lookup == "auto"
@@ -135,7 +143,7 @@ class Row:
         drafted, accepted = self._draft, 0
         for position in range(len(logits)):
             token_id = self.sampler(logits[position], self.ids, self.prompt_length)
-            agrees = position < len(drafted) and token_id == drafted[position]
+            agrees = position < len(drafted) and token_id == int(drafted[position])
             accepted += agrees
             yield self._append(token_id, logits[position], context_length)
             if self.finish_reason or not agrees:
@@ -152,7 +160,8 @@ class Row:
         self._buffer[self.length] = token_id
         self.length += 1
         text, stopped = self._text.feed(token_id) if self._text else ("", False)
-        logprob, top = self._logprobs(token_id, logits)
+        wanted = self.limits.logprobs
+        logprob, top = top_logprobs(logits, token_id, wanted) if wanted is not None else (None, ())
         if stopped or self.sampler.complete(self.ids):
             self.finish_reason = "stop"
         elif self.length - self.prompt_length >= self.limits.max_new_tokens:
@@ -167,17 +176,6 @@ class Row:
         """End this text without a further token."""
         self.finish_reason = reason
         return Piece(self._text.flush() if self._text else "", None, finish_reason=reason, row=self.index)
-
-    def _logprobs(
-        self, token_id: int, logits: NDArray[Any]
-    ) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-        if self.limits.logprobs is None:
-            return None, ()
-        every = log_softmax(logits)
-        count = min(self.limits.logprobs, len(every))
-        top: Any = np.argsort(-every, kind="stable")[:count] if count else []
-        ranked = sorted(((int(i), float(every[i])) for i in top), key=lambda pair: (-pair[1], pair[0]))
-        return float(every[token_id]), tuple(ranked)
 
 
 class _TextStream:

@@ -79,13 +79,13 @@ class Sampling:
     processor: Processor | None = None
 
     def __post_init__(self) -> None:
-        _number("temperature", self.temperature, 0, math.inf)
-        _number("top_p", self.top_p, 0, 1, open_low=True)
-        _number("typical_p", self.typical_p, 0, 1, open_low=True)
-        _number("min_p", self.min_p, 0, 1)
-        _number("repeat_penalty", self.repeat_penalty, 0, math.inf, open_low=True)
-        _number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
-        _number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        number("temperature", self.temperature, 0, math.inf)
+        number("top_p", self.top_p, 0, 1, open_low=True)
+        number("typical_p", self.typical_p, 0, 1, open_low=True)
+        number("min_p", self.min_p, 0, 1)
+        number("repeat_penalty", self.repeat_penalty, 0, math.inf, open_low=True)
+        number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
         whole("top_k", self.top_k, 0)
         whole("repeat_last_n", self.repeat_last_n, -1)
         if self.seed is not None:
@@ -101,7 +101,7 @@ class Sampling:
         for token_id, bias in self.logit_bias.items():
             whole("a token id in logit_bias", token_id, 0)
             if bias != -math.inf:
-                _number(f"logit_bias of {token_id}", bias, -math.inf, math.inf)
+                number(f"logit_bias of {token_id}", bias, -math.inf, math.inf)
         if self.processor is not None and not callable(self.processor):
             raise OptionError(f"processor is {self.processor!r}", "give a function of (ids, logits)")
 
@@ -264,10 +264,11 @@ def whole(name: str, value: object, low: int, high: float = math.inf) -> None:
         raise OptionError(f"{name} is {value!r}", f"give a whole number {bound}")
 
 
-def _number(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+def number(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+    """Raise OptionError unless `value` is a finite number from `low`, itself included or not, to `high`."""
     if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
-        number = float(value)
-        if math.isfinite(number) and low <= number <= high and not (open_low and number == low):
+        plain = float(value)
+        if math.isfinite(plain) and low <= plain <= high and not (open_low and plain == low):
             return
     if low == -math.inf:
         raise OptionError(f"{name} is {value!r}", "give a finite number")
