@@ -51,7 +51,8 @@ class RecomputeDecoder:
             feeds["cache_length"] = np.zeros(len(rows), np.int64)
             feeds |= {info.name: empty_like_input(info, len(rows)) for info in self._past}
         logits = self._session.run(("logits",), feeds)[0]
-        return [row[len(row) - count :] for row, count in zip(logits, counts, strict=True)]
+        ends = zip(logits, counts, strict=True)
+        return [row[len(row) - count :, : self.vocab_size] for row, count in ends]
 
 
 class ForeignDecoder:

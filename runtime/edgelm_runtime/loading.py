@@ -56,12 +56,8 @@ def _with_tokenizer(
         raise OptionError(f"{given} is given, and {name} brings its own", "leave it out")
     if tokenizer is None:
         return info
-    if tokenizer.vocab_size > info.vocab_size:
-        raise OptionError(
-            f"the tokenizer has {tokenizer.vocab_size} ids and {name} {info.vocab_size}",
-            "give the model's own",
-        )
-    return replace(info, tokenizer=tokenizer)
+    size = _common_size(tokenizer, info.vocab_size, name)
+    return replace(info, tokenizer=tokenizer, config={**info.config, "vocab_size": size})
 
 
 def _foreign(session: Session, name: str, tokenizer: Tokenizer | None, context_length: int) -> ModelFile:
@@ -81,14 +77,21 @@ def _foreign(session: Session, name: str, tokenizer: Tokenizer | None, context_l
             "give a causal language model",
         )
     whole("context_length", context_length, 1)
-    size = logits.shape[-1]
-    if tokenizer is not None:
-        if tokenizer.vocab_size > size:
-            raise OptionError(
-                f"the tokenizer has {tokenizer.vocab_size} ids and {name} {size}", "give the model's own"
-            )
-        # Vocabularies are often padded; ids that the tokenizer cannot decode are never to be drawn.
-        size = tokenizer.vocab_size
-    config = {"context_length": context_length, "vocab_size": size}
+    config = {
+        "context_length": context_length,
+        "vocab_size": _common_size(tokenizer, logits.shape[-1], name),
+    }
     end = tokenizer.end_of_text if tokenizer is not None else None
     return ModelFile(config, tokenizer, {"end_ids": [] if end is None else [end]})
+
+
+def _common_size(tokenizer: Tokenizer | None, size: int, name: str) -> int:
+    """Ids to draw from: vocabularies are often padded, and what cannot be decoded is never to be drawn."""
+    if tokenizer is None:
+        return size
+    if tokenizer.vocab_size > size:
+        raise OptionError(
+            f"the tokenizer has {tokenizer.vocab_size} ids and {name} {size}",
+            "give the model's own tokenizer",
+        )
+    return tokenizer.vocab_size
