@@ -18,7 +18,7 @@ Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Position = Literal["learned", "rotary"]
 Init = Literal["gpt2", "pytorch"]
-RopeScalingKind = Literal["linear", "llama3", "yarn"]
+RopeScalingKind = Literal["linear", "llama3", "yarn", "divisors"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,7 @@ class RopeScaling:
 
     `linear` divides every frequency by `factor`. `llama3` and `yarn` divide the slow ones only, with a
     ramp between; their fields carry the names and meanings of the Hugging Face `rope_scaling` entry.
+    `divisors` gives one divisor per feature pair, which is how GGUF files store Llama 3's scaling.
     """
 
     kind: RopeScalingKind
@@ -37,12 +38,19 @@ class RopeScaling:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
+    divisors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         _one_of("rope_scaling.kind", self.kind, get_args(RopeScalingKind))
         if not self.factor > 0:
             raise ConfigError(f"rope_scaling.factor is {self.factor}", "give a number above 0")
-        if self.kind != "linear" and self.original_context < 1:
+        object.__setattr__(self, "divisors", tuple(self.divisors))
+        if (self.kind == "divisors") != bool(self.divisors) or not all(d > 0 for d in self.divisors):
+            raise ConfigError(
+                f"rope_scaling of kind {self.kind} has divisors {self.divisors[:4]}",
+                "give one positive divisor per pair for kind divisors, none for others",
+            )
+        if self.kind in ("llama3", "yarn") and self.original_context < 1:
             raise ConfigError(
                 f"rope_scaling of kind {self.kind} has original_context {self.original_context}",
                 "give the context length that the model was first trained on",
@@ -129,6 +137,12 @@ class ModelConfig:
                 f"rotary_dim {self.rotary_dim} does not fit head_dim {self.head_dim}",
                 "give an even number up to head_dim",
             )
+        divisors = self.rope_scaling.divisors if self.rope_scaling is not None else ()
+        if divisors and len(divisors) != self.rotary_dim // 2:
+            raise ConfigError(
+                f"rope_scaling has {len(divisors)} divisors for {self.rotary_dim // 2} feature pairs",
+                "give one divisor per pair",
+            )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}", "give a number from 0 up to, not including, 1")
         if not self.norm_eps > 0:
@@ -171,11 +185,11 @@ class ModelConfig:
             raise ConfigError(
                 f"unknown model field {', '.join(unknown)}", f"known are {', '.join(sorted(known))}"
             )
-        if isinstance(given.get("rope_scaling"), Mapping):
-            given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
-        if "local_layers" in given:
-            given["local_layers"] = tuple(given["local_layers"])
         try:
+            if isinstance(given.get("rope_scaling"), Mapping):
+                given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
+            if "local_layers" in given:
+                given["local_layers"] = tuple(given["local_layers"])
             return cls(**given)
         except TypeError as error:
             raise ConfigError(f"incomplete model configuration: {error}") from error

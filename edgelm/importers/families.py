@@ -38,7 +38,9 @@ def halves_apart(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.
     Takes query, key and value rows. The way there is `LlamaModel.permute` of llama.cpp's converter.
     """
     query, key, value = tensors
-    return torch.cat([_halved(query, config.num_heads, config), _halved(key, config.num_kv_heads, config), value])
+    return torch.cat(
+        [_halved(query, config.num_heads, config), _halved(key, config.num_kv_heads, config), value]
+    )
 
 
 def _halved(rows: torch.Tensor, heads: int, config: ModelConfig) -> torch.Tensor:
@@ -108,7 +110,8 @@ GPT_NEO = Family(
         *_both("position_embedding", "wpe"),
         *_both("blocks.{i}.attention_norm", "h.{i}.ln_1"),
         *_both(
-            "blocks.{i}.attention.qkv", *("h.{i}.attn.attention." + part for part in ("q_proj", "k_proj", "v_proj"))
+            "blocks.{i}.attention.qkv",
+            *("h.{i}.attn.attention." + part for part in ("q_proj", "k_proj", "v_proj")),
         ),
         *_both("blocks.{i}.attention.out", "h.{i}.attn.attention.out_proj"),
         *_both("blocks.{i}.mlp_norm", "h.{i}.ln_2"),
@@ -148,7 +151,9 @@ def _llama(norms: tuple[Rule, ...], norm: Arrange) -> Family:
         rules=(
             *_both("token_embedding", "embed_tokens"),
             *_both("blocks.{i}.attention_norm", "layers.{i}.input_layernorm", arrange=norm),
-            *_both("blocks.{i}.attention.qkv", *(attention + part for part in ("q_proj", "k_proj", "v_proj"))),
+            *_both(
+                "blocks.{i}.attention.qkv", *(attention + part for part in ("q_proj", "k_proj", "v_proj"))
+            ),
             *_both("blocks.{i}.attention.query_norm", attention + "q_norm", arrange=norm),
             *_both("blocks.{i}.attention.key_norm", attention + "k_norm", arrange=norm),
             *_both("blocks.{i}.attention.out", attention + "o_proj"),

@@ -105,7 +105,9 @@ def without_prefixes(weights: Weights, source: str, further: tuple[str, ...] = (
     return clean
 
 
-def take_weights(family: Family, config: ModelConfig, weights: Weights, source: str) -> dict[str, torch.Tensor]:
+def take_weights(
+    family: Family, config: ModelConfig, weights: Weights, source: str
+) -> dict[str, torch.Tensor]:
     """The weights of `Transformer(config)`, float32, from those of a source.
 
     One weight is made at a time, so that memory holds what is stored, what is done, and one in the
@@ -113,7 +115,9 @@ def take_weights(family: Family, config: ModelConfig, weights: Weights, source: 
     """
     plan = weight_plan(family, config)
     check_names(family, plan, weights, source)
-    return {target: _made(target, rule, names, config, weights, source) for target, (rule, names) in plan.items()}
+    return {
+        target: _made(target, rule, names, config, weights, source) for target, (rule, names) in plan.items()
+    }
 
 
 def weight_plan(family: Family, config: ModelConfig) -> dict[str, tuple[Rule, list[str]]]:
@@ -128,7 +132,9 @@ def weight_plan(family: Family, config: ModelConfig) -> dict[str, tuple[Rule, li
         match = re.match(r"blocks\.(\d+)\.", target)
         rule = rules.get(re.sub(r"^blocks\.\d+\.", "blocks.{i}.", target))
         if rule is None:
-            raise CheckpointError(f"this kind of source has no tensor for {target}", "the architecture differs")
+            raise CheckpointError(
+                f"this kind of source has no tensor for {target}", "the architecture differs"
+            )
         plan[target] = (rule, rule.names(int(match[1]) if match else 0, config))
     return plan
 
@@ -142,7 +148,9 @@ def check_names(
     missing = sorted(needed - weights.keys())
     spare = weights.keys() - needed - {family.head}
     unknown = sorted(name for name in spare if not ignored.fullmatch(name))
-    problems = [f"{kind} {_listed(names)}" for kind, names in (("missing", missing), ("unknown", unknown)) if names]
+    problems = [
+        f"{kind} {_listed(names)}" for kind, names in (("missing", missing), ("unknown", unknown)) if names
+    ]
     if problems:
         raise CheckpointError(f"the weights of {source} do not fit: {'; '.join(problems)}")
 
@@ -155,7 +163,9 @@ def _made(
         return rule.arrange(tensors, config).float().contiguous()
     except (RuntimeError, IndexError) as error:
         shapes = ", ".join(f"{name} {tuple(weights[name].shape)}" for name in names[:6])
-        raise CheckpointError(f"{source}: no {target} can be made of {shapes}", "the file contradicts itself") from error
+        raise CheckpointError(
+            f"{source}: no {target} can be made of {shapes}", "the file contradicts itself"
+        ) from error
 
 
 def _listed(names: Iterable[str], most: int = 12) -> str:

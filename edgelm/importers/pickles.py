@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 # Opcodes that call or build something; plain containers, strings and numbers need none of them.
 _ACTIVE = frozenset(
-    "REDUCE BUILD INST OBJ NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 PERSID BINPERSID GLOBAL STACK_GLOBAL".split()
+    "REDUCE BUILD INST OBJ NEWOBJ NEWOBJ_EX EXT1 EXT2 EXT4 PERSID BINPERSID GLOBAL STACK_GLOBAL".split()  # noqa: SIM905
 )
 
 
@@ -40,7 +40,7 @@ def plain_pickle(data: bytes) -> Any:
     """
     if names := wanted_names(BytesIO(data)):
         raise ValueError(f"it wants to load {', '.join(names)}, which could run code")
-    places = [argument for opcode, argument, _ in pickletools.genops(data) if _checked(opcode.name, argument, data)]
+    places = [int(place or 0) for opcode, place, _ in pickletools.genops(data) if _is_place(opcode.name)]
     if places and max(places) > len(data):
         raise ValueError("it numbers its values beyond its own length")
     try:
@@ -49,7 +49,7 @@ def plain_pickle(data: bytes) -> Any:
         raise ValueError(str(error)) from error
 
 
-def _checked(opcode: str, argument: Any, data: bytes) -> bool:
+def _is_place(opcode: str) -> bool:
     """Whether an opcode names a memo place, for which the unpickler would make room. Refuses active ones."""
     if opcode in _ACTIVE:
         raise ValueError(f"it holds {opcode}, which could run code")

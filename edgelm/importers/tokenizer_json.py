@@ -20,8 +20,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tokenizers
 
@@ -78,7 +79,9 @@ def _refuse_unknown(model: Mapping[str, Any], added_tokens: Iterable[Mapping[str
         # A mask is of no use to a model that continues text, and is the one token with this habit.
         strips = [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]
         if strips and "mask" not in token["content"]:
-            raise TokenizerError(f"{source}: token {token['content']!r} with {strips[0]}", "this cannot be imported")
+            raise TokenizerError(
+                f"{source}: token {token['content']!r} with {strips[0]}", "this cannot be imported"
+            )
 
 
 def _bos(reference: tokenizers.Tokenizer, source: str) -> int | None:
@@ -89,7 +92,9 @@ def _bos(reference: tokenizers.Tokenizer, source: str) -> int | None:
     if front is None:  # something follows the text: an end-of-text, which generation must not have
         front = whole[: whole.index(plain[0])] if plain[0] in whole else []
     if len(front) > 1:
-        raise TokenizerError(f"{source} puts {len(front)} tokens before every text", "this cannot be imported")
+        raise TokenizerError(
+            f"{source} puts {len(front)} tokens before every text", "this cannot be imported"
+        )
     return front[0] if front else None
 
 
@@ -120,7 +125,8 @@ class _Conversion:
             return self._byte_level(stages.pattern)
         if not self.values["model"].get("byte_fallback"):
             raise TokenizerError(
-                f"{self.source} is neither byte-level nor has a byte fallback", "such a BPE cannot be imported"
+                f"{self.source} is neither byte-level nor has a byte fallback",
+                "such a BPE cannot be imported",
             )
         return self._sentencepiece(stages.prefix_space)
 
@@ -132,15 +138,16 @@ class _Conversion:
         tokenize = self.reference.model.tokenize
         rest = sorted(self.vocab.keys() - set(self.merged), key=self.vocab.__getitem__)
         candidates = [piece for piece in (*self.merged, *rest) if len(piece) > 1 and piece in self.vocab]
-        return [piece for piece in candidates if [token.id for token in tokenize(piece)] == [self.vocab[piece]]]
+        return [
+            piece for piece in candidates if [token.id for token in tokenize(piece)] == [self.vocab[piece]]
+        ]
 
     def _byte_level(self, pattern: str) -> Tokenizer:
-        symbols = {byte: symbol for symbol, byte in BYTE_OF.items()}
         unknown = self.values["model"].get("unk_token")
         gap: list[int] = [self.vocab[unknown]] if unknown is not None else []
         pieces = self.reachable()
         tokens = [bytes([byte]) for byte in range(256)] + [_from_symbols(piece) for piece in pieces]
-        ids: list[int | list[int]] = [self.vocab.get(symbols[byte], gap) for byte in range(256)]
+        ids: list[int | list[int]] = [self.vocab.get(SYMBOL_OF[byte], gap) for byte in range(256)]
         ids += [self.vocab[piece] for piece in pieces]
         return self._made(tokens, ids, {piece: _from_symbols(piece) for piece in self.vocab}, pattern=pattern)
 
@@ -176,7 +183,9 @@ class _Conversion:
             if step == {"type": "Prepend", "prepend": SPACE_SYMBOL}:
                 prefix = "always"
             elif step != {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_SYMBOL}:
-                raise TokenizerError(f"{self.source}: normalizer {step.get('type')}", "this cannot be imported")
+                raise TokenizerError(
+                    f"{self.source}: normalizer {step.get('type')}", "this cannot be imported"
+                )
         return prefix
 
     def _made(
@@ -204,12 +213,12 @@ class _Conversion:
             **options,
         )
 
-    def _normalization(self) -> str:
+    def _normalization(self) -> Literal["", "NFC"]:
         steps = _flat(self.values.get("normalizer"), "normalizers")
         kinds = [step["type"] for step in steps if step["type"] not in ("Prepend", "Replace")]
         if kinds not in ([], ["NFC"]):
             raise TokenizerError(f"{self.source}: normalizer {', '.join(kinds)}", "only NFC can be imported")
-        return kinds[0] if kinds else ""
+        return "NFC" if kinds else ""
 
 
 def _flat(step: Mapping[str, Any] | None, inner: str) -> list[Mapping[str, Any]]:
@@ -228,9 +237,7 @@ def _plain_text(piece: str) -> str:
 def _cut_at_spaces(pieces: Iterable[str]) -> str:
     """A pattern that cuts before runs of spaces, except behind a character after which a piece goes on
     into the spaces (Gemma has one piece like that)."""
-    behind = {
-        a for piece in pieces for a, b in zip(piece, piece[1:], strict=False) if b == SPACE_SYMBOL != a
-    }
+    behind = {a for piece in pieces for a, b in pairwise(piece) if b == SPACE_SYMBOL != a}
     words = r" *[^ ]+| +"
     if not behind:
         return words
@@ -241,12 +248,17 @@ def _cut_at_spaces(pieces: Iterable[str]) -> str:
 def _byte_symbols() -> dict[str, int]:
     """GPT-2's printable stand-ins for bytes (`bytes_to_unicode`): printable Latin-1 stands for itself, the
     others follow from U+0100 on."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    printable = {
+        *range(ord("!"), ord("~") + 1),
+        *range(ord("¡"), ord("¬") + 1),
+        *range(ord("®"), ord("ÿ") + 1),
+    }
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 BYTE_OF = _byte_symbols()
+SYMBOL_OF = {byte: symbol for symbol, byte in BYTE_OF.items()}
 
 
 def _from_symbols(piece: str) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def _check_archive(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             for record in archive.infolist():
                 if record.compress_type != zipfile.ZIP_STORED:
-                    raise CheckpointError(f"{path}: {record.filename} is compressed", "save it again with torch.save")
+                    raise CheckpointError(
+                        f"{path}: {record.filename} is compressed", "save it again with torch.save"
+                    )
             claimed = sum(record.file_size for record in archive.infolist())
     except zipfile.BadZipFile as error:
         raise CheckpointError(
@@ -78,7 +81,9 @@ def _check_archive(path: Path) -> bool:
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror}", "check the path") from error
     if claimed > path.stat().st_size:
-        raise CheckpointError(f"{path} claims {claimed} bytes and has {path.stat().st_size}", "get the file again")
+        raise CheckpointError(
+            f"{path} claims {claimed} bytes and has {path.stat().st_size}", "get the file again"
+        )
     return True
 
 
@@ -111,7 +116,7 @@ def stored_tensors(values: Any, path: Path, what: str) -> dict[str, Stored]:
                 f"{tensor.untyped_storage().nbytes()} bytes",
                 "get the file again",
             )
-        weights[name] = Stored(tuple(tensor.shape), lambda tensor=tensor, name=name: floats(tensor, name, path))
+        weights[name] = Stored(tuple(tensor.shape), partial(floats, tensor, name, path))
     return weights
 
 

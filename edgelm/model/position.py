@@ -31,6 +31,8 @@ def rotary_table(config: ModelConfig, local: bool) -> tuple[torch.Tensor, torch.
 def _scaled(frequencies: torch.Tensor, scaling: RopeScaling, base: float) -> tuple[torch.Tensor, float]:
     if scaling.kind == "linear":
         return frequencies / scaling.factor, 1.0
+    if scaling.kind == "divisors":
+        return frequencies / torch.tensor(scaling.divisors, dtype=torch.float64), 1.0
     if scaling.kind == "llama3":
         # Turns over the original context decide: few turns are slowed down, many are kept.
         turns = scaling.original_context * frequencies / (2 * math.pi)

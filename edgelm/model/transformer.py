@@ -67,6 +67,11 @@ class Transformer(nn.Module):
     the first block and after the final norm. Token ids are int64 (B, T) with T up to the context length.
     """
 
+    cos_full: torch.Tensor
+    sin_full: torch.Tensor
+    cos_local: torch.Tensor
+    sin_local: torch.Tensor
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config

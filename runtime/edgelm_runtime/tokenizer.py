@@ -59,7 +59,7 @@ class Tokenizer:
     - `space_symbol`: a character that counts as a space ("\u2581" in SentencePiece vocabularies).
     - `prefix_space`: a space before the text ("first": where there is none yet), or before every stretch
       of text between special tokens as well ("always").
-    - `drop_unknown`: text that the model cannot express is left out instead of being an error.
+    - `drop_unknown`: characters that the model cannot express are left out instead of being an error.
 
     Raises TokenizerError where two tokens share their bytes or a single byte has no token.
     """
@@ -188,15 +188,17 @@ class Tokenizer:
         if self.ids is None:
             return ranks
         table = self._table
-        if self._gaps and not self.drop_unknown and (unknown := self._gaps.intersection(ranks)):
-            character = self._unknown_character(text, unknown)
-            raise OptionError(
-                f"the model's vocabulary has nothing for {character!r}", "leave it out of the text"
-            )
+        if not self._gaps.isdisjoint(ranks):
+            ranks = self._encoding.encode_ordinary(self._without_unknown(text))
         return [token_id for rank in ranks for token_id in table[rank]]
 
-    def _unknown_character(self, text: str, unknown: frozenset[int]) -> str:
-        return next(c for c in text if not unknown.isdisjoint(self._encoding.encode_ordinary(c)))
+    def _without_unknown(self, text: str) -> str:
+        """The text less the characters that have no id. Raises OptionError where that is not wanted."""
+        unknown = [c for c in set(text) if not self._gaps.isdisjoint(self._encoding.encode_ordinary(c))]
+        if not self.drop_unknown:
+            first = min(unknown, key=text.index)
+            raise OptionError(f"the model's vocabulary has nothing for {first!r}", "leave it out of the text")
+        return text.translate({ord(character): None for character in unknown})
 
     def _prepared(self, text: str, first: bool) -> str:
         if self.normalization:

@@ -1,0 +1,152 @@
+"""Hugging Face folders: config.json, safetensors (one or several), tokenizer.json and what goes with it.
+
+Weights stay memory-mapped. `pytorch_model.bin` is read too, through the safe loader of torch_files.py,
+since some small models were never published otherwise.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from edgelm.checkpoint import Checkpoint, build_model
+from edgelm.importers.files import has, inside, read_json
+from edgelm.importers.huggingface_config import read_config
+from edgelm.importers.mapping import Stored, take_weights, without_prefixes
+from edgelm.importers.tokenizer_json import ImportedTokenizer
+from edgelm.importers.tokenizer_source import choose_tokenizer, folder_tokenizer
+from edgelm.importers.torch_files import floats, read_torch, stored_tensors
+from edgelm_runtime.errors import CheckpointError
+
+# What a download asks for: no code, no weights of other frameworks.
+WANTED = ("*.json", "*.safetensors", "chat_template.jinja", "pytorch_model*.bin")
+
+
+def load_huggingface(folder: Path, tokenizer: str | None) -> Checkpoint:
+    """The model in a folder. Raises CheckpointError, ConfigError or TokenizerError."""
+    source = str(folder)
+    settings = read_json(inside(folder, "config.json"))
+    weights = without_prefixes(_folder_weights(folder), source, ("gpt_neox.",))
+    config, family = read_config(settings, weights, source)
+    found = choose_tokenizer(
+        tokenizer, lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source
+    )
+    model = build_model(config, take_weights(family, config, weights, source), source).eval()
+    origin = {"source": "Hugging Face folder", "model_type": settings["model_type"]}
+    return Checkpoint(model, found.tokenizer if found else None, _generation(folder, settings, found), origin)
+
+
+def download(name: str) -> Path:
+    """The folder of a model `org/name` of the Hugging Face hub. Raises CheckpointError."""
+    try:
+        import huggingface_hub
+    except ModuleNotFoundError as error:
+        raise CheckpointError(
+            f"there is no {name} here, and downloading it needs the package huggingface_hub",
+            "install it with: pip install huggingface_hub, or give a folder",
+        ) from error
+    try:
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
+    except Exception as error:  # the hub's client lets through whatever its HTTP library raises
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(
+            f"there is no {name} here, and it cannot be downloaded: {first}", "check the name and the network"
+        ) from error
+
+
+def _folder_weights(folder: Path) -> dict[str, Stored]:
+    """Every tensor of the folder's weight files."""
+    for single in ("model.safetensors", "pytorch_model.bin"):
+        if has(folder, single):
+            return _file_weights(inside(folder, single))
+        if has(folder, f"{single}.index.json"):
+            weights: dict[str, Stored] = {}
+            for shard in _shards(folder, f"{single}.index.json"):
+                weights |= _file_weights(inside(folder, shard))
+            return weights
+    raise CheckpointError(
+        f"{folder} has a config.json and no weights", "it needs model.safetensors or pytorch_model.bin"
+    )
+
+
+def _shards(folder: Path, index: str) -> list[str]:
+    """The file names of an index, each a plain name in the same folder."""
+    places = read_json(inside(folder, index)).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError(f"{folder / index} has no weight_map", "get the file again")
+    names = sorted({str(name) for name in places.values()})
+    for name in names:
+        if re.search(r"[/\\]|^\.", name):
+            raise CheckpointError(f"{folder / index} names {name!r}", "a shard must lie beside its index")
+        if not has(folder, name):
+            raise CheckpointError(f"{folder} lacks {name}, which {index} names", "get the file again")
+    return names
+
+
+def _file_weights(path: Path) -> dict[str, Stored]:
+    if path.suffix == ".bin":
+        return stored_tensors(read_torch(path), path, "the file")
+    return safetensors_weights(path)
+
+
+def safetensors_weights(path: Path) -> dict[str, Stored]:
+    """The tensors of a safetensors file, mapped into memory. Raises CheckpointError where it is damaged."""
+    try:
+        file = safe_open(path, framework="pt")
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}", "get the file again") from error
+    return {name: Stored(shape, partial(_read, file, name, path)) for name, shape in shapes.items()}
+
+
+def _read(file: Any, name: str, path: Path) -> torch.Tensor:
+    return floats(file.get_tensor(name), name, path)
+
+
+def _generation(folder: Path, settings: Mapping[str, Any], found: ImportedTokenizer | None) -> dict[str, Any]:
+    """End-of-text ids, sampling defaults and the chat template, from wherever the folder keeps them."""
+    defaults = (
+        read_json(inside(folder, "generation_config.json")) if has(folder, "generation_config.json") else {}
+    )
+    about = read_json(inside(folder, "tokenizer_config.json")) if has(folder, "tokenizer_config.json") else {}
+    special = found.tokenizer.special if found else {}
+    ends = [special.get(_content(about.get("eos_token")) or "")]
+    ends += [*_ids(defaults.get("eos_token_id")), *_ids(settings.get("eos_token_id"))]
+    generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if end is not None))}
+    if found is not None and found.bos_id is not None:
+        generation |= {"bos_id": found.bos_id, "add_bos": True}
+    if template := _chat_template(folder, about):
+        generation["chat_template"] = template
+    if defaults.get("do_sample"):
+        names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+        generation |= {name: defaults[name] for name in names if defaults.get(name) is not None}
+    if defaults.get("repetition_penalty") not in (None, 1.0):
+        generation["repeat_penalty"] = defaults["repetition_penalty"]
+    return generation
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int)]
+
+
+def _content(token: Any) -> str | None:
+    """A special token's text, which is written bare or inside an object."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
+def _chat_template(folder: Path, about: Mapping[str, Any]) -> str | None:
+    """The template of tokenizer_config.json (one, or several by name), or chat_template.jinja."""
+    if has(folder, "chat_template.jinja"):
+        return inside(folder, "chat_template.jinja").read_text(encoding="utf-8")
+    template = about.get("chat_template")
+    if isinstance(template, list):
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None

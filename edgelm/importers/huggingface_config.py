@@ -1,0 +1,320 @@
+"""Hugging Face's config.json as a `ModelConfig`, one function per `model_type`.
+
+Which biases there are follows from the tensors, since flags differ between families and versions.
+Settings that would change the numbers and that the `Transformer` does not have are refused by name.
+Both spellings of rotary settings are read: `rope_theta` with `rope_scaling`, and `rope_parameters`
+(transformers 5).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from edgelm.config import Activation, ModelConfig, RopeScaling
+from edgelm.importers.families import GEMMA3, GPT2, GPT_NEO, GPT_NEOX, LLAMA
+from edgelm.importers.mapping import Family, Weights
+from edgelm_runtime.errors import CheckpointError
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu",
+}  # fmt: skip
+# A longer table of rotations would cost more than the models that this project is for.
+LONGEST_CONTEXT = 1 << 20
+
+
+class Settings:
+    """config.json with typed access. Raises CheckpointError that names the field."""
+
+    def __init__(self, values: Mapping[str, Any], source: str) -> None:
+        self.values, self.source = values, source
+
+    def whole(self, name: str, usual: int | None = None) -> int:
+        """A whole number from 1; `usual` where the field is absent or null."""
+        value = self.values.get(name)
+        if value is None and usual is not None:
+            return usual
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise CheckpointError(f"{self.source}: {name} is {value!r}", "it must be a whole number from 1")
+        return value
+
+    def number(self, name: str, usual: float) -> float:
+        """A finite number; `usual` where the field is absent or null."""
+        value = self.values.get(name)
+        if value is None:
+            return usual
+        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+            raise CheckpointError(f"{self.source}: {name} is {value!r}", "it must be a number")
+        return float(value)
+
+    def activation(self, name: str, usual: str) -> Activation:
+        """An activation, in this project's name for it."""
+        value = self.values.get(name) or usual
+        if value not in ACTIVATIONS:
+            raise self.refused(name)
+        return ACTIVATIONS[value]
+
+    def refused(self, name: str) -> CheckpointError:
+        """The error for a setting that cannot be expressed."""
+        return CheckpointError(f"{self.source}: {name} {self.values.get(name)!r} cannot be imported")
+
+    def require(self, **usual: object) -> None:
+        """Refuse every field that is there with another value than the usual one."""
+        for name, value in usual.items():
+            if self.values.get(name) not in (None, value):
+                raise self.refused(name)
+
+
+Reader = Callable[[Settings, Weights, Family], dict[str, Any]]
+
+
+def read_config(values: Mapping[str, Any], weights: Weights, source: str) -> tuple[ModelConfig, Family]:
+    """The architecture that config.json and the tensors describe. Raises CheckpointError or ConfigError."""
+    kind = values.get("model_type")
+    if not isinstance(kind, str) or kind not in FAMILIES:
+        raise CheckpointError(
+            f"{source}: model_type {kind!r} cannot be imported", f"known are {', '.join(sorted(FAMILIES))}"
+        )
+    if values.get("quantization_config"):
+        method = values["quantization_config"].get("quant_method", "of an unnamed kind")
+        raise CheckpointError(f"{source} is quantised ({method})", "give the unquantised weights")
+    family, reader = FAMILIES[kind]
+    settings = Settings(values, source)
+    fields = reader(settings, weights, family)
+    embedding = weights.get(family.embedding)
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"the weights of {source} do not fit: missing {family.embedding}")
+    layers = family.layers(weights)
+    if fields["num_layers"] != layers:
+        raise CheckpointError(
+            f"{source}: config.json speaks of {fields['num_layers']} layers, the weights of {layers}",
+            "get the files again",
+        )
+    if fields["context_length"] > LONGEST_CONTEXT:
+        raise CheckpointError(
+            f"{source}: a context of {fields['context_length']} tokens",
+            f"at most {LONGEST_CONTEXT} can be imported",
+        )
+    config = ModelConfig(vocab_size=embedding.shape[0], tied_head=family.tied(weights), **fields)
+    return config, family
+
+
+def _gpt2(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+    settings.require(scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
+    width = settings.whole("n_embd")
+    unscaled = settings.values.get("scale_attn_weights") is False
+    return {
+        "context_length": settings.whole("n_positions"),
+        "width": width,
+        "num_layers": settings.whole("n_layer"),
+        "num_heads": settings.whole("n_head"),
+        "mlp_width": settings.whole("n_inner", 4 * width),
+        "activation": settings.activation("activation_function", "gelu_new"),
+        "norm_eps": settings.number("layer_norm_epsilon", 1e-5),
+        "attention_scale": 1.0 if unscaled else 0.0,
+    }
+
+
+def _gpt_neo(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+    width, layers = settings.whole("hidden_size"), settings.whole("num_layers")
+    kinds = _attention_kinds(settings, layers)
+    return {
+        "context_length": settings.whole("max_position_embeddings"),
+        "width": width,
+        "num_layers": layers,
+        "num_heads": settings.whole("num_heads"),
+        "mlp_width": settings.whole("intermediate_size", 4 * width),
+        "activation": settings.activation("activation_function", "gelu_new"),
+        "norm_eps": settings.number("layer_norm_epsilon", 1e-5),
+        "qkv_bias": False,
+        "attention_scale": 1.0,  # GPT-Neo does not divide by sqrt(head_dim)
+        **_window(settings, settings.whole("window_size", 256), [kind == "local" for kind in kinds]),
+    }
+
+
+def _attention_kinds(settings: Settings, layers: int) -> list[str]:
+    """GPT-Neo's `attention_types`, pairs of a pattern and how often it comes, one kind per layer."""
+    kinds: list[str] = []
+    try:
+        for pattern, times in settings.values.get("attention_types") or [[["global", "local"], 12]]:
+            kinds += list(pattern) * min(int(times), layers)
+    except (TypeError, ValueError):
+        raise settings.refused("attention_types") from None
+    if len(kinds) != layers or not set(kinds) <= {"global", "local"}:
+        raise settings.refused("attention_types")
+    return kinds
+
+
+def _gpt_neox(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+    heads, width = settings.whole("num_attention_heads"), settings.whole("hidden_size")
+    bias = "layers.0.attention.dense.bias" in weights
+    return {
+        "context_length": settings.whole("max_position_embeddings"),
+        "width": width,
+        "num_layers": settings.whole("num_hidden_layers"),
+        "num_heads": heads,
+        "mlp_width": settings.whole("intermediate_size", 4 * width),
+        "activation": settings.activation("hidden_act", "gelu"),
+        "norm_eps": settings.number("layer_norm_eps", 1e-5),
+        "qkv_bias": bias,
+        "attention_bias": bias,
+        "parallel_residual": settings.values.get("use_parallel_residual") is not False,
+        **_rope(settings, width // heads, theta="rotary_emb_base", partial="rotary_pct", usual_partial=0.25),
+    }
+
+
+def _llama(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+    heads, width = settings.whole("num_attention_heads"), settings.whole("hidden_size")
+    head_dim = settings.whole("head_dim", width // heads)
+    return {
+        "context_length": settings.whole("max_position_embeddings"),
+        "width": width,
+        "num_layers": settings.whole("num_hidden_layers"),
+        "num_heads": heads,
+        "num_kv_heads": settings.whole("num_key_value_heads", heads),
+        "head_dim": head_dim,
+        "mlp_width": settings.whole("intermediate_size"),
+        "norm": "rmsnorm",
+        "norm_eps": settings.number("rms_norm_eps", 1e-6),
+        "activation": settings.activation("hidden_act", "silu"),
+        "gated_mlp": True,
+        "qkv_bias": "layers.0.self_attn.q_proj.bias" in weights,
+        "attention_bias": "layers.0.self_attn.o_proj.bias" in weights,
+        "mlp_bias": "layers.0.mlp.up_proj.bias" in weights,
+        "query_key_norm": "layers.0.self_attn.q_norm.weight" in weights,
+        **_rope(settings, head_dim),
+    }
+
+
+def _mistral(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+    fields = _llama(settings, weights, family)
+    window = settings.values.get("sliding_window")
+    if window is not None:
+        fields |= _window(settings, settings.whole("sliding_window"), [True])
+    return fields
+
+
+def _qwen(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+    fields = _llama(settings, weights, family)
+    if settings.values.get("use_sliding_window") and settings.values.get("sliding_window") is not None:
+        layers, first = fields["num_layers"], settings.values.get("max_window_layers", 28)
+        local = _layer_types(settings, layers) or [layer >= first for layer in range(min(layers, 1024))]
+        fields |= _window(settings, settings.whole("sliding_window"), local)
+    return fields
+
+
+def _gemma3(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+    settings.require(use_bidirectional_attention=False)
+    if settings.values.get("attn_logit_softcapping") is not None:
+        raise settings.refused("attn_logit_softcapping")
+    fields = _llama(settings, weights, family)
+    layers, pattern = fields["num_layers"], settings.whole("sliding_window_pattern", 6)
+    local = _layer_types(settings, layers) or [(i + 1) % pattern != 0 for i in range(min(layers, 1024))]
+    head_dim = settings.whole("head_dim", 256)
+    fields |= {
+        "head_dim": head_dim,
+        "activation": settings.activation("hidden_activation", "gelu_pytorch_tanh"),
+        "post_norm": True,
+        "embedding_scale": math.sqrt(fields["width"]),
+        "attention_scale": settings.number("query_pre_attn_scalar", 256.0) ** -0.5,
+        "logit_softcap": settings.number("final_logit_softcapping", 0.0),
+        **_window(settings, settings.whole("sliding_window", 4096), local),
+    }
+    nested = settings.values.get("rope_parameters") or {}
+    if "full_attention" in nested:
+        full, near = nested["full_attention"], nested.get("sliding_attention") or {}
+        if near.get("rope_type", "default") != "default":
+            raise settings.refused("rope_parameters")
+        outer = Settings({**settings.values, "rope_parameters": full}, settings.source)
+        theta = Settings(near, settings.source).number("rope_theta", 10_000.0)
+        return fields | _rope(outer, head_dim, usual_theta=1e6) | {"local_rope_theta": theta}
+    theta = settings.number("rope_local_base_freq", 10_000.0)
+    return fields | _rope(settings, head_dim, usual_theta=1e6) | {"local_rope_theta": theta}
+
+
+def _layer_types(settings: Settings, layers: int) -> list[bool]:
+    """Whether each layer is local, by `layer_types`; empty where the field is absent."""
+    kinds = settings.values.get("layer_types")
+    if kinds is None:
+        return []
+    known = {"full_attention": False, "sliding_attention": True}
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(map(str, kinds)) <= set(known):
+        raise settings.refused("layer_types")
+    return [known[kind] for kind in kinds]
+
+
+def _window(settings: Settings, window: int, local: list[bool]) -> dict[str, Any]:
+    """The fields of a sliding window, none where no layer has one."""
+    return {"sliding_window": window, "local_layers": tuple(local)} if any(local) else {}
+
+
+def _rope(
+    settings: Settings,
+    head_dim: int,
+    theta: str = "rope_theta",
+    partial: str = "partial_rotary_factor",
+    usual_theta: float = 10_000.0,
+    usual_partial: float = 1.0,
+) -> dict[str, Any]:
+    """Rotary fields; transformers 5 keeps them in `rope_parameters`, earlier ones side by side."""
+    inner = Settings(settings.values.get("rope_parameters") or {}, settings.source)
+    base = inner.number("rope_theta", settings.number(theta, usual_theta))
+    share = inner.number("partial_rotary_factor", settings.number(partial, usual_partial))
+    scaling = settings.values.get("rope_scaling") or inner.values
+    return {
+        "position": "rotary",
+        "rope_theta": base,
+        "rotary_dim": int(head_dim * share),
+        "rope_scaling": rope_scaling(scaling, settings),
+    }
+
+
+def rope_scaling(values: Mapping[str, Any], settings: Settings) -> RopeScaling | None:
+    """A `rope_scaling` entry. Raises CheckpointError for kinds other than linear, llama3 and yarn."""
+    kind = values.get("rope_type") or values.get("type") or "default"
+    entry = Settings(values, settings.source)
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return RopeScaling(kind="linear", factor=entry.number("factor", 1.0))
+    longest = settings.whole("max_position_embeddings")
+    original = entry.whole("original_max_position_embeddings", longest)
+    if kind == "llama3":
+        return RopeScaling(
+            kind="llama3", factor=entry.number("factor", 8.0), original_context=original,
+            low_freq_factor=entry.number("low_freq_factor", 1.0),
+            high_freq_factor=entry.number("high_freq_factor", 4.0),
+        )  # fmt: skip
+    if kind != "yarn":
+        raise CheckpointError(f"{settings.source}: rope scaling {kind!r} cannot be imported")
+    entry.require(truncate=True)
+    factor = entry.number("factor", longest / original)
+    return RopeScaling(
+        kind="yarn", factor=factor, original_context=original,
+        beta_fast=entry.number("beta_fast", 0.0) or 32.0, beta_slow=entry.number("beta_slow", 0.0) or 1.0,
+        attention_factor=_yarn_magnitude(entry, factor),
+    )  # fmt: skip
+
+
+def _yarn_magnitude(entry: Settings, factor: float) -> float | None:
+    """`attention_factor`, or what `mscale` and `mscale_all_dim` make of it; None for YaRN's own rule."""
+    if entry.values.get("attention_factor") is not None:
+        return entry.number("attention_factor", 1.0)
+    scale, all_dim = entry.number("mscale", 0.0), entry.number("mscale_all_dim", 0.0)
+    if not scale or not all_dim or factor <= 1:
+        return None
+    return (0.1 * scale * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1)
+
+
+FAMILIES: Mapping[str, tuple[Family, Reader]] = {
+    "gpt2": (GPT2, _gpt2),
+    "gpt_neo": (GPT_NEO, _gpt_neo),
+    "gpt_neox": (GPT_NEOX, _gpt_neox),
+    "llama": (LLAMA, _llama),
+    "mistral": (LLAMA, _mistral),
+    "qwen2": (LLAMA, _qwen),
+    "qwen3": (LLAMA, _qwen),
+    "gemma3_text": (GEMMA3, _gemma3),
+}

@@ -1,0 +1,83 @@
+"""nanoGPT's `ckpt.pt`: a GPT-2 with exact GELU, with or without biases, tied head.
+
+Text is GPT-2's BPE, or characters: `meta.pkl` is looked for beside the file and where nanoGPT's scripts
+put it, `data/<dataset>/` beside the output folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from edgelm.checkpoint import Checkpoint, build_model
+from edgelm.config import ModelConfig
+from edgelm.importers.families import NANOGPT
+from edgelm.importers.mapping import Weights, take_weights, without_prefixes
+from edgelm.importers.tokenizer_json import ImportedTokenizer
+from edgelm.importers.tokenizer_source import (
+    character_tokenizer,
+    choose_tokenizer,
+    missing,
+    named,
+)
+from edgelm.importers.torch_files import stored_tensors
+from edgelm_runtime.errors import CheckpointError
+
+ARGUMENTS = {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}
+GPT2_IDS = 50257
+
+
+def is_nanogpt(saved: Any) -> bool:
+    """Whether a loaded file has nanoGPT's layout."""
+    return isinstance(saved, dict) and "model" in saved and "model_args" in saved
+
+
+def load_nanogpt(saved: Mapping[str, Any], path: Path, tokenizer: str | None) -> Checkpoint:
+    """The checkpoint in a loaded file. Raises CheckpointError or TokenizerError."""
+    source = str(path)
+    weights = without_prefixes(stored_tensors(saved["model"], path, "model"), source)
+    config = _config(saved["model_args"], weights, source)
+    found = choose_tokenizer(tokenizer, lambda: _tokenizer(saved, config, path), config.vocab_size, source)
+    model = build_model(config, take_weights(NANOGPT, config, weights, source), source).eval()
+    end = found.tokenizer.end_of_text if found else None
+    generation = {"end_ids": [end]} if end is not None else {}
+    return Checkpoint(model, found.tokenizer if found else None, generation, {"source": "nanoGPT"})
+
+
+def _config(arguments: Any, weights: Weights, source: str) -> ModelConfig:
+    if not isinstance(arguments, Mapping):
+        raise CheckpointError(f"{source}: model_args is no table", "the file is not nanoGPT's")
+    if unknown := sorted(str(name) for name in arguments.keys() - ARGUMENTS if arguments[name]):
+        raise CheckpointError(
+            f"{source} has model_args that nanoGPT does not know: {', '.join(unknown)}",
+            "this variant cannot be imported",
+        )
+    try:
+        vocab_size, width = weights["wte.weight"].shape
+        context = weights["wpe.weight"].shape[0]
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"the weights of {source} do not fit: missing {error}") from error
+    bias = "h.0.attn.c_attn.bias" in weights
+    return ModelConfig(
+        vocab_size=vocab_size, context_length=context, width=width, num_layers=NANOGPT.layers(weights),
+        num_heads=arguments.get("n_head", 0), activation="gelu", norm_bias=bias, qkv_bias=bias,
+        attention_bias=bias, mlp_bias=bias, tied_head=NANOGPT.tied(weights),
+        dropout=float(arguments.get("dropout", 0.0)),
+    )  # fmt: skip
+
+
+def _tokenizer(saved: Mapping[str, Any], config: ModelConfig, path: Path) -> ImportedTokenizer:
+    settings = saved.get("config")
+    dataset = settings.get("dataset") if isinstance(settings, Mapping) else None
+    folders = [path.parent]
+    if isinstance(dataset, str) and dataset == Path(dataset).name:
+        folders.append(path.parent.parent / "data" / dataset)
+    for folder in folders:
+        if (folder / "meta.pkl").is_file():
+            return ImportedTokenizer(character_tokenizer(folder / "meta.pkl"))
+    if config.vocab_size < GPT2_IDS:
+        raise missing(
+            str(path), f"a vocabulary of {config.vocab_size} is not GPT-2's, and there is no meta.pkl"
+        )
+    return named("gpt2", str(path))
