@@ -3,7 +3,8 @@
 - Threads default to the smaller of CPU affinity and container quota; onnxruntime counts the machine's cores.
 - The worker threads stop spinning when a run is over, so an idle process uses no CPU.
 - A provider that is asked for and does not come up is an error; onnxruntime would fall back in silence.
-- A session does not survive a fork (its threads stay in the parent), so a child process makes its own.
+- A session does not survive a fork: its threads stay in the parent, so that a run, and even its end, would wait
+  for ever. A child process leaves what it inherited alone and makes its own at first use.
 - Telemetry is off unless the environment already says otherwise.
 
 This is the only module that imports onnxruntime.
@@ -11,8 +12,10 @@ This is the only module that imports onnxruntime.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,44 +61,42 @@ class Session:
         self._options = _session_options(threads, optimize)
         self._lock = threading.Lock()
         self._closed = False
-        self._open()
+        self._session: Any = _create(source, self._options, self._providers)
+        _open_sessions.add(self)
         if provider != "auto" and self.provider != self._providers[0]:
             raise ProviderError(
                 f"the provider {provider!r} was asked for, but {_short(self.provider)!r} runs",
                 "check its drivers and libraries, or use --provider cpu",
             )
 
-    def _open(self) -> None:
-        self._session = _create(self._source, self._options, self._providers)
-        self._process = os.getpid()
-
     @property
     def provider(self) -> str:
         """Full name of the provider that runs, such as `CPUExecutionProvider`."""
-        return str(self._session.get_providers()[0])
+        return str(self.raw.get_providers()[0])
 
     @property
     def inputs(self) -> dict[str, TensorInfo]:
         """The graph's inputs, those with a default value included, by name."""
-        required = self._session.get_inputs()
-        optional = self._session.get_overridable_initializers()
+        required = self.raw.get_inputs()
+        optional = self.raw.get_overridable_initializers()
         return {node.name: _tensor_info(node) for node in [*required, *optional]}
 
     @property
     def outputs(self) -> dict[str, TensorInfo]:
         """The graph's outputs by name."""
-        return {node.name: _tensor_info(node) for node in self._session.get_outputs()}
+        return {node.name: _tensor_info(node) for node in self.raw.get_outputs()}
 
     @property
     def metadata(self) -> dict[str, str]:
         """The file's `metadata_props`."""
-        return dict(self._session.get_modelmeta().custom_metadata_map)
+        return dict(self.raw.get_modelmeta().custom_metadata_map)
 
     def run(self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Compute `outputs` from `feeds`. Raises ClosedError after `close`, ModelFileError where it fails."""
+        session = self.raw
         try:
-            results: list[NDArray[Any]] = self.raw.run(list(outputs), dict(feeds))
-        except _RUN_ERRORS as error:
+            results: list[NDArray[Any]] = session.run(list(outputs), dict(feeds))
+        except Exception as error:  # onnxruntime raises classes of its own with no common base
             raise ModelFileError(
                 f"the graph failed: {_one_line(error)}", "check the model with `edgelm verify`"
             ) from error
@@ -104,21 +105,39 @@ class Session:
     @property
     def raw(self) -> Any:
         """The onnxruntime session of this process, for I/O binding. Raises ClosedError after `close`."""
-        if self._closed:
-            raise ClosedError("the model is closed", "load it again")
-        if self._process != os.getpid():
+        session = self._session
+        if session is None:
             with self._lock:
-                if self._process != os.getpid():
-                    self._open()
-        return self._session
+                if self._closed:
+                    raise ClosedError("the model is closed", "load it again")
+                if self._session is None:
+                    self._session = _create(self._source, self._options, self._providers)
+                session = self._session
+        return session
 
     def close(self) -> None:
         """Free the graph and its threads. Runs that are under way in other threads end first."""
-        self._closed = True
+        with self._lock:
+            self._closed = True
+            self._session = None
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child: forget the parent's session without ever ending it."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
         self._session = None
+        self._lock = threading.Lock()
 
 
-_RUN_ERRORS = (RuntimeError, ValueError, ort.capi.onnxruntime_pybind11_state.InvalidArgument)
+_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+
+
+def _leave_sessions_to_parent() -> None:
+    for session in _open_sessions:
+        session._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_sessions_to_parent)
 
 
 def choose_providers(provider: str) -> list[str]:
@@ -171,6 +190,8 @@ def _session_options(threads: int | None, optimize: bool) -> ort.SessionOptions:
     options.log_severity_level = ERRORS_ONLY
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.add_session_config_entry("session.set_denormal_as_zero", "1")
+    # Processors without VNNI saturate when they multiply uint8 by int8 their fast way; take the exact way.
+    options.add_session_config_entry("session.x64quantprecision", "1")
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options
