@@ -74,7 +74,7 @@ class Limits:
             whole("lookup", self.lookup, 0, 1024)
         if self.logprobs is not None:
             whole("logprobs", self.logprobs, 0)
-        if self.cancel is not None and not isinstance(self.cancel, threading.Event):
+        if self.cancel is not None and not hasattr(self.cancel, "is_set"):
             raise OptionError(f"cancel is {self.cancel!r}", "give a threading.Event")
         if self.on_token is not None and not callable(self.on_token):
             raise OptionError(f"on_token is {self.on_token!r}", "give a function of a Piece")

@@ -82,7 +82,8 @@ def _logprobs(logits: NDArray[Any], targets: NDArray[np.int64]) -> NDArray[np.fl
     rows = max(1, BLOCK // logits.shape[1])
     for start in range(0, len(targets), rows):
         part = logits[start : start + rows].astype(np.float32, copy=False)
-        shifted = part - part.max(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):  # what is not finite is reported by the caller
+            shifted = part - part.max(axis=1, keepdims=True)
         chosen = shifted[np.arange(len(part)), targets[start : start + rows]]
         result[start : start + rows] = chosen - np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
     return result
