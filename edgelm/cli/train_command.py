@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from edgelm.config import ModelConfig
-from edgelm.training.config import RunConfig, TrainingConfig, resolve
+from edgelm.training.config import RunConfig, TrainingConfig, resolve, resumed
 
 DEFAULT_PRESET = "small"
 # Fields of the architecture that have no flag: the tokenizer decides one, tables need TOML.
@@ -81,4 +81,8 @@ def _run(
     model = {name: value for name, value in flags.items() if name not in known}
     if data:
         settings["data"] = data
-    return resolve(out / "config.toml" if resume else preset or DEFAULT_PRESET, settings, model)
+    if not resume:
+        return resolve(preset or DEFAULT_PRESET, settings, model)
+    if preset:
+        raise click.UsageError("--resume takes the settings of the run; leave out --preset")
+    return resumed(out, settings, model)

@@ -5,6 +5,7 @@ On a terminal one line is rewritten in place; elsewhere (a log, a pipe) a plain 
 
 from __future__ import annotations
 
+import shutil
 import time
 from types import TracebackType
 from typing import TextIO
@@ -63,7 +64,8 @@ class Display:
         if not self.live:
             click.echo(line, file=self.stream)
             return
-        # Erase the line, then write it anew.
+        # Erase the line, then write it anew, no wider than the terminal: a wrapped line cannot be erased.
+        line = line[: shutil.get_terminal_size().columns - 1]
         click.echo(f"\r\x1b[2K{line}", file=self.stream, nl=False)
         self._open_line = True
         if stays:

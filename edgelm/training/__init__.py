@@ -5,8 +5,8 @@ vocabulary    a byte-level BPE trained on those pieces, as a runtime tokenizer
 shards        token files on disk, memory-mapped, split into training and held-out tokens
 batches       which tokens a step sees, as a function of the step alone
 config        every setting of a run, from flags or a TOML preset
-schedule      learning rate over the budget
-trainer       the training loop
+run           a whole run: all of the other modules in turn
+trainer       the training loop, with optimizer, precision, validation and signals beside it
 report        figures, curve and display events of a run
 distributed   data-parallel training under torchrun
 

@@ -40,8 +40,8 @@ class Windows:
     def _start(self, number: int) -> int:
         epoch, index = divmod(number, self.per_epoch)
         spare = len(self.tokens) - 1 - self.per_epoch * self.context
-        phase = _mixed(self.seed, epoch) % (spare + 1)
-        return phase + self.context * permuted(index, self.per_epoch, _mixed(self.seed, epoch + (1 << 32)))
+        phase = mixed(self.seed, epoch) % (spare + 1)
+        return phase + self.context * permuted(index, self.per_epoch, mixed(self.seed, epoch + (1 << 32)))
 
 
 def permuted(index: int, size: int, key: int) -> int:
@@ -55,13 +55,13 @@ def permuted(index: int, size: int, key: int) -> int:
     while True:
         left, right = index >> half, index & mask
         for turn in range(_ROUNDS):
-            left, right = right, left ^ (_mixed(key + turn, right) & mask)
+            left, right = right, left ^ (mixed(key + turn, right) & mask)
         index = left << half | right
         if index < size:
             return index
 
 
-def _mixed(key: int, value: int) -> int:
+def mixed(key: int, value: int) -> int:
     """64 well-mixed bits of both numbers (the finaliser of SplitMix64, Steele et al. 2014)."""
     bits = (key * 0x9E3779B97F4A7C15 + value * 0xD1B54A32D192ED03 + 0x632BE59BD9B4E019) & _ALL
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 & _ALL

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import edgelm_runtime.errors
 from edgelm.config import ModelConfig
-from edgelm_runtime.errors import ConfigError, OutputError
+from edgelm_runtime.errors import CheckpointError, ConfigError, OutputError
+from edgelm_runtime.model_file import assets_folder
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,6 +27,8 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
 BUDGETS = ("steps", "tokens", "minutes")
 DEFAULT_MINUTES = 10.0
+SAVED = "config.toml"
+"""The resolved settings in a run's folder."""
 
 
 def _setting(default: Any, about: str) -> Any:
@@ -138,6 +140,20 @@ class RunConfig:
             raise OutputError(f"cannot write {path}: {error.strerror}", "choose another folder") from error
 
 
+DECIDED = ("tokenizer", "vocab_size", "init_from")
+"""Settings that a saved model has used up."""
+
+
+def resumed(out: Path, settings: Mapping[str, Any], model: Mapping[str, Any]) -> RunConfig:
+    """The run saved in `out` with `settings` over it. Raises ConfigError for what can no longer change,
+    CheckpointError where there is no run."""
+    if not (out / SAVED).is_file():
+        raise CheckpointError(f"{out} holds no run to resume", "start one without --resume")
+    if fixed := [name for name in (*settings, *model) if name in DECIDED or name in model]:
+        raise ConfigError(f"{', '.join(fixed)} cannot change in a run that is resumed", "leave it out")
+    return resolve(out / SAVED, settings)
+
+
 def resolve(
     preset: str | Path | None,
     settings: Mapping[str, Any] | None = None,
@@ -154,11 +170,8 @@ def resolve(
         base = {name: value for name, value in base.items() if name not in BUDGETS}
     training = _training_config({**base, **settings})
     if training.init_from:
-        if model:
-            raise ConfigError(
-                f"{', '.join(model)} cannot be set together with init_from",
-                "the checkpoint gives the architecture",
-            )
+        if fixed := [*model, *(name for name in settings if name == "vocab_size")]:
+            raise ConfigError(f"{', '.join(fixed)} cannot be set with init_from", "the checkpoint decides it")
         return RunConfig(training=training, model={})
     run = RunConfig(training=training, model={**base_model, **model})
     if "vocab_size" in run.model:
@@ -197,21 +210,14 @@ def read_preset(preset: str | Path) -> dict[str, Any]:
     """The values of a TOML preset. Raises ConfigError where there is none or it is not TOML."""
     path = Path(preset)
     if not path.suffix:
-        path = presets_folder() / f"{preset}.toml"
+        path = assets_folder() / f"{preset}.toml"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        known = ", ".join(sorted(found.stem for found in presets_folder().glob("*.toml")))
+        known = ", ".join(sorted(found.stem for found in assets_folder().glob("*.toml")))
         raise ConfigError(f"there is no preset {preset}", f"give a TOML file or one of: {known}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not a preset: {error}", "mend the TOML") from error
-
-
-def presets_folder() -> Path:
-    """`models/`: inside the runtime package where edgelm is installed, at the root of a checkout."""
-    package = Path(edgelm_runtime.errors.__file__).parent
-    installed = package / "models"
-    return installed if installed.is_dir() else package.parents[1] / "models"
 
 
 def _check(name: str, holds: bool, value: object, remedy: str) -> None:

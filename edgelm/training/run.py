@@ -9,7 +9,6 @@ OUT/loss.csv, .png the figures of every step
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,17 +19,18 @@ import torch
 from edgelm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from edgelm.model import Transformer
 from edgelm.training import shards
-from edgelm.training.config import RunConfig
+from edgelm.training.config import SAVED, RunConfig, TrainingConfig
 from edgelm.training.distributed import World, joined
 from edgelm.training.documents import Piece, cut, find_files, save_standard_input
 from edgelm.training.report import CSV, PLOT, Reporter, Silent, plot
 from edgelm.training.trainer import BEST, LAST, Trainer
 from edgelm.training.validation import Measure
 from edgelm.training.vocabulary import sample, train_vocabulary
-from edgelm_runtime.errors import CheckpointError, ConfigError, OutputError
+from edgelm_runtime.errors import ConfigError, OutputError
+from edgelm_runtime.session import default_threads
 from edgelm_runtime.tokenizer import Tokenizer, load_tokenizer
 
-CONFIG, TOKENS, TOKENIZER, STANDARD_INPUT = "config.toml", "tokens", "tokenizer.json", "stdin.txt"
+TOKENS, TOKENIZER, STANDARD_INPUT = "tokens", "tokenizer.json", "stdin.txt"
 SAMPLE = "sample.txt"
 _FINAL_FACTOR = 10
 """The last measure takes this many times `val_tokens`."""
@@ -55,39 +55,48 @@ def train(
 ) -> Outcome:
     """Train as `run` says, into the folder `out`.
 
-    Raises ConfigError, DataError, TokenizerError, CheckpointError, OutputError or TrainingError.
+    To `resume`, give the saved run as `resumed` reads it. Raises ConfigError, DataError, TokenizerError,
+    CheckpointError, OutputError or TrainingError.
     """
     torch.set_flush_denormal(True)  # tiny gradients would slow a CPU a hundredfold
+    torch.set_num_threads(min(torch.get_num_threads(), default_threads()))  # PyTorch sees no container quota
     with joined(run.training.device) as world:
         reporter = reporter if reporter is not None and world.writes else Silent()
-        if world.writes:
-            _claim(out, resume, overwrite)
-            run.save(out / CONFIG)
         start = _starting_point(run, out, resume)
+        if world.writes:
+            _claim(out, resume or overwrite)
         tokenizer, mark = _prepare(run, out, start, resume, world, reporter)
-        checkpoint = _model(run, start, tokenizer)
+        checkpoint = _model(run, start, tokenizer, resume)
         data = _data(run, out, checkpoint, reporter)
         trainer = Trainer(checkpoint, data, run.training, out, world, reporter, mark)
         if resume:
             trainer.resume()
             reporter.note(f"going on from step {trainer.position.step}")
+        if world.writes:
+            if not resume:
+                _clear(out)
+            run.save(out / SAVED)
         finished = trainer.run()
         measure = _finish(trainer) if finished else None
         return Outcome(finished, trainer.position.step, measure)
 
 
-def _claim(out: Path, resume: bool, overwrite: bool) -> None:
+def _claim(out: Path, may_be_taken: bool) -> None:
     """Make sure that `out` can take this run, before anything costs time."""
-    exists = (out / LAST).exists() or (out / BEST).exists()
-    if resume and not (out / LAST).exists():
-        raise CheckpointError(f"{out} holds no run to resume", "start one without --resume")
-    if exists and not resume and not overwrite:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make the folder {out}: {error.strerror}", "choose another one") from error
+    if not may_be_taken and ((out / LAST).exists() or (out / BEST).exists()):
         raise OutputError(f"{out} already holds a run", "go on with --resume, replace it with --overwrite")
-    if overwrite and not resume:
-        for name in (LAST, BEST):
-            shutil.rmtree(out / name, ignore_errors=True)
-        for name in (CSV, PLOT):
-            (out / name).unlink(missing_ok=True)
+
+
+def _clear(out: Path) -> None:
+    """Remove an earlier run, now that the new one is sure to start."""
+    for name in (LAST, BEST):
+        shutil.rmtree(out / name, ignore_errors=True)
+    for name in (CSV, PLOT, SAMPLE):
+        (out / name).unlink(missing_ok=True)
 
 
 def _starting_point(run: RunConfig, out: Path, resume: bool) -> Checkpoint | None:
@@ -105,8 +114,7 @@ def _prepare(
     if world.writes:
         files = _files(run, out, resume)
         pieces = list(cut(files))
-        tokenizer = start.tokenizer if start is not None else None
-        tokenizer = tokenizer or _new_tokenizer(run, pieces, reporter)
+        tokenizer = _tokenizer(config, start, pieces, reporter)
         saved.write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
         mark = shards.fingerprint(files, config.field, tokenizer, config.holdout)
         if shards.stored_fingerprint(out / TOKENS) == mark:
@@ -114,7 +122,7 @@ def _prepare(
         else:
             shards.build(
                 out / TOKENS, pieces, tokenizer, _separator(tokenizer, start), config.field, config.holdout,
-                mark, os.cpu_count() or 1, lambda done, total: reporter.preparing("encoding", done, total),
+                mark, default_threads(), lambda done, total: reporter.preparing("encoding", done, total),
             )  # fmt: skip
     world.wait()
     return load_tokenizer(saved), shards.stored_fingerprint(out / TOKENS)
@@ -129,10 +137,18 @@ def _files(run: RunConfig, out: Path, resume: bool) -> list[Path]:
     return find_files(names, config.include, config.exclude)
 
 
-def _new_tokenizer(run: RunConfig, pieces: Sequence[Piece], reporter: Reporter) -> Tokenizer:
-    config = run.training
+def _tokenizer(
+    config: TrainingConfig, start: Checkpoint | None, pieces: Sequence[Piece], reporter: Reporter
+) -> Tokenizer:
+    """The given model's tokenizer, the one that the settings name, or a new one."""
+    if start is not None and start.tokenizer is not None:
+        return start.tokenizer
     if config.tokenizer != "bpe":
         return load_tokenizer(config.tokenizer)
+    if start is not None:
+        raise ConfigError(
+            f"{config.init_from} has no tokenizer", "name the one it was trained with: --tokenizer"
+        )
     reporter.note("training the tokenizer")
     return train_vocabulary(sample(pieces, config.field), config.vocab_size)
 
@@ -145,7 +161,7 @@ def _separator(tokenizer: Tokenizer, start: Checkpoint | None) -> int | None:
     return int(ends[0]) if ends else None
 
 
-def _model(run: RunConfig, start: Checkpoint | None, tokenizer: Tokenizer) -> Checkpoint:
+def _model(run: RunConfig, start: Checkpoint | None, tokenizer: Tokenizer, resume: bool) -> Checkpoint:
     """The model to train, new or given. Raises ConfigError where the tokenizer does not fit it."""
     if start is None:
         torch.manual_seed(run.training.seed)
@@ -157,7 +173,8 @@ def _model(run: RunConfig, start: Checkpoint | None, tokenizer: Tokenizer) -> Ch
             f"the tokenizer has {tokenizer.vocab_size} ids and the model only {start.config.vocab_size}",
             "choose the tokenizer that the model was trained with",
         )
-    return Checkpoint(start.model, tokenizer, start.generation, start.origin)
+    origin = start.origin if resume else {"started_from": start.origin}
+    return Checkpoint(start.model, tokenizer, start.generation, origin)
 
 
 def _data(run: RunConfig, out: Path, checkpoint: Checkpoint, reporter: Reporter) -> shards.TokenData:
@@ -165,11 +182,15 @@ def _data(run: RunConfig, out: Path, checkpoint: Checkpoint, reporter: Reporter)
     if data.skipped:
         named = ", ".join(data.skipped[:3]) + (", ..." if len(data.skipped) > 3 else "")
         reporter.note(f"left out {len(data.skipped)} that are not UTF-8 text: {named}")
-    how = "by document" if data.split_by_document else "the tail, since documents are too few or uneven"
+    how = {
+        "by document": "by document",
+        "tail of the tokens": "the tail, since documents are too few or uneven",
+        "none": "the same, since there is so little",
+    }
     reporter.note(
-        f"{data.documents} documents, {len(data.train):,} tokens to train on, "
-        f"{len(data.val):,} held out ({how}); {parameters(checkpoint.model):,} parameters, "
-        f"vocabulary {checkpoint.config.vocab_size}"
+        f"{data.documents} documents: {len(data.train):,} tokens to train on, "
+        f"{len(data.val):,} held out ({how[data.split]}); "
+        f"model: {parameters(checkpoint.model):,} parameters, vocabulary {checkpoint.config.vocab_size}"
     )
     return data
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,10 @@ class TokenStream:
         return TokenStream(part for part in kept if len(part))
 
 
+Split = Literal["by document", "tail of the tokens", "none"]
+"""`none`: too little text for two windows, so the model is measured on what it is trained on."""
+
+
 @dataclass(frozen=True)
 class TokenData:
     """The two sides of the split, and what is worth saying about them."""
@@ -72,7 +76,8 @@ class TokenData:
     documents: int
     skipped: tuple[str, ...]
     """Files, or parts of files, that are not UTF-8 text."""
-    split_by_document: bool
+    split: Split
+    """How the held-out side was chosen."""
 
 
 def fingerprint(files: Sequence[Path], field: str, tokenizer: Tokenizer, holdout: float) -> str:
@@ -189,18 +194,30 @@ def load(folder: Path, context: int, holdout: float) -> TokenData:
     train, val = sides
     skipped = tuple(name for task in index["tasks"] for name in task["skipped"])
     documents = sum(task["documents"] for task in index["tasks"])
-    total, window = len(train) + len(val), context + 1
+    train, val, split = _split(train, val, context + 1, holdout, skipped)
+    return TokenData(train, val, documents, skipped, split)
+
+
+def _split(
+    train: TokenStream, val: TokenStream, window: int, holdout: float, skipped: Sequence[str]
+) -> tuple[TokenStream, TokenStream, Split]:
+    """The split by document where it is a fair one. Few or uneven documents can put almost everything,
+    or nothing, on the held-out side; then the tail of all tokens is held out."""
+    total = len(train) + len(val)
     if total < window:
+        unread = f" ({len(skipped)} files are not UTF-8 text)" if skipped else ""
         raise DataError(
-            f"the data has {total} tokens, and one training example takes context_length + 1 = {window}",
+            f"the data has {total} tokens{unread}, and one training example takes context_length + 1 = {window}",
             "give more text or a smaller --context-length",
         )
-    # Few or uneven documents can put almost everything, or nothing, on the held-out side.
-    fair = window <= len(val) <= max(2 * holdout, 0.25) * total and len(train) >= window
-    if not fair:
-        everything = TokenStream(train.parts + val.parts)
-        held_out = max(window, round(holdout * total))
-        # A text of less than two windows is seen and measured at once; the caller says so.
-        train = everything.slice(0, max(total - held_out, window))
-        val = everything.slice(total - held_out, total)
-    return TokenData(train, val, documents, skipped, fair)
+    if window <= len(val) <= max(2 * holdout, 0.25) * total and len(train) >= window:
+        return train, val, "by document"
+    everything = TokenStream(train.parts + val.parts)
+    if total < 2 * window:
+        return everything, everything, "none"
+    held_out = min(max(window, round(holdout * total)), total - window)
+    return (
+        everything.slice(0, total - held_out),
+        everything.slice(total - held_out, total),
+        "tail of the tokens",
+    )

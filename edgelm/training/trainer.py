@@ -1,8 +1,6 @@
 """The training loop: batches in, checkpoints and figures out.
 
 Choices, and why:
-- AdamW decays what has two dimensions or more: every matrix, embeddings among them as in GPT-2 and
-  nanoGPT. Biases and norms are left alone.
 - Autocast to bfloat16 keeps weights and optimiser in float32; the loss is computed in float32.
 - A batch is a function of the step, and dropout is seeded by the step, so nothing random needs storing
   and a resumed run is the same run.
@@ -13,13 +11,10 @@ from __future__ import annotations
 
 import math
 import platform
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -28,13 +23,15 @@ from torch import nn
 from edgelm import __version__
 from edgelm.checkpoint import STATE, Checkpoint, save_checkpoint
 from edgelm.model import Transformer
-from edgelm.training.batches import Windows
+from edgelm.training.batches import Windows, mixed
 from edgelm.training.config import TrainingConfig
 from edgelm.training.distributed import World
+from edgelm.training.optimizer import learning_rate, make_optimizer
+from edgelm.training.precision import precision_context
 from edgelm.training.report import FigureLog, Figures, Reporter
-from edgelm.training.schedule import learning_rate
 from edgelm.training.shards import TokenData
-from edgelm.training.validation import Measure, measure
+from edgelm.training.signals import StopRequest, stop_requests
+from edgelm.training.validation import Measure, measure, token_bytes
 from edgelm_runtime.errors import CheckpointError, ConfigError, TrainingError
 
 BEST, LAST = "best", "last"
@@ -146,7 +143,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         # Every process and step has dropout of its own, whether the run was resumed or not.
-        torch.manual_seed((config.seed * 1_000_003 + position.step) * 4099 + self.world.rank)
+        torch.manual_seed(mixed(config.seed, position.step * self.world.size + self.world.rank))
         loss = self._gradients()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
         mine = [loss / self.world.size, float(asked.stop)]
@@ -168,7 +165,7 @@ class Trainer:
 
     def _gradients(self) -> float:
         """Accumulate this process's gradients of the mean loss, which is returned (nats per token)."""
-        config, total = self.config, 0.0
+        config, total = self.config, torch.zeros((), device=self.world.device)
         share = config.batch_size // self.world.size
         first = self.position.step * config.batch_size + self.world.rank * share
         for part in range(config.accumulation):
@@ -178,8 +175,8 @@ class Trainer:
                 _, loss = self.parallel(rows[:, :-1], rows[:, 1:])
                 loss = loss / config.accumulation
                 loss.backward()
-            total += float(loss.detach())
-        return total
+            total += loss.detach()
+        return float(total)
 
     def _exchange(self, last: bool) -> AbstractContextManager[None]:
         """Gradients cross between processes once per step, in the last part's backward pass."""
@@ -226,7 +223,7 @@ class Trainer:
                 "documents": self.data.documents,
                 "train_tokens": len(self.data.train),
                 "val_tokens": len(self.data.val),
-                "split": "by document" if self.data.split_by_document else "tail of the tokens",
+                "split": self.data.split,
             },
             "processes": self.world.size,
             "device": self.world.device.type,
@@ -269,77 +266,3 @@ class Trainer:
         progress = self.progress
         left = self.position.seconds * (1 - progress) / progress if progress else math.inf
         self.reporter.step(row, progress, tokens_per_second, left)
-
-
-def make_optimizer(model: nn.Module, config: TrainingConfig, device: torch.device) -> torch.optim.AdamW:
-    """AdamW that decays matrices only, in PyTorch's fused form where the device has it."""
-    weights = [weight for weight in model.parameters() if weight.requires_grad]
-    groups = [
-        {"params": [weight for weight in weights if weight.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [weight for weight in weights if weight.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups,
-        lr=config.learning_rate,
-        betas=(config.beta1, config.beta2),
-        fused=device.type in ("cpu", "cuda"),
-    )
-
-
-def precision_context(precision: str, device: torch.device) -> Any:
-    """A maker of autocast contexts; `auto` takes bfloat16 where the processor multiplies it natively."""
-    if precision == "auto":
-        precision = "bf16" if _gains_from_bf16(device) else "fp32"
-    if precision == "fp32":
-        return nullcontext
-    return lambda: torch.autocast(device.type, torch.bfloat16)
-
-
-def _gains_from_bf16(device: torch.device) -> bool:
-    if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    if device.type == "cpu":
-        able = torch.cpu.get_capabilities()
-        return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("arm_bf16"))
-    return False
-
-
-def token_bytes(checkpoint: Checkpoint) -> torch.Tensor:
-    """UTF-8 bytes behind each token id, int64 (vocab); special tokens stand for none."""
-    tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
-    lengths = torch.zeros(size, dtype=torch.int64)
-    if tokenizer is not None:
-        for token_id in range(min(tokenizer.vocab_size, size)):
-            lengths[token_id] = len(tokenizer.decode_bytes([token_id], skip_special=True))
-    return lengths
-
-
-@dataclass
-class StopRequest:
-    """Whether a signal has asked the run to stop."""
-
-    stop: bool = False
-
-
-@contextmanager
-def stop_requests() -> Iterator[StopRequest]:
-    """While the block runs, the first SIGINT or SIGTERM asks to stop; a second interrupts as usual."""
-    asked = StopRequest()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    try:
-        former = {number: signal.getsignal(number) for number in numbers}
-
-        def ask(number: int, frame: FrameType | None) -> None:
-            asked.stop = True
-            signal.signal(number, former[signal.Signals(number)])
-
-        for number in numbers:
-            signal.signal(number, ask)
-    except ValueError:  # not the main thread, where a program that embeds training handles signals itself
-        yield asked
-        return
-    try:
-        yield asked
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

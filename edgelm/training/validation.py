@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from edgelm.checkpoint import Checkpoint
 from edgelm.model import Transformer
 from edgelm.training.distributed import World
 from edgelm.training.shards import TokenStream
@@ -61,7 +62,9 @@ def measure(
             batch = torch.from_numpy(rows)
             targets = batch[:, 1:]
             with autocast():
-                _, loss = model(batch[:, :-1].to(world.device), targets.to(world.device))
+                # Not model(...): torch.compile has replaced that, and compiling it for this use and for the
+                # last, smaller batch takes longer than it saves.
+                _, loss = model.forward(batch[:, :-1].to(world.device), targets.to(world.device))
             assert loss is not None
             nats += float(loss) * targets.numel()
             tokens += targets.numel()
@@ -70,3 +73,13 @@ def measure(
         model.train(was_training)
     nats, all_tokens, all_bytes = world.sums([nats, float(tokens), float(size)])
     return Measure(nats / all_tokens, nats / math.log(2) / max(all_bytes, 1), int(all_tokens))
+
+
+def token_bytes(checkpoint: Checkpoint) -> torch.Tensor:
+    """UTF-8 bytes behind each token id, int64 (vocab); special tokens stand for none."""
+    tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
+    lengths = torch.zeros(size, dtype=torch.int64)
+    if tokenizer is not None:
+        for token_id in range(min(tokenizer.vocab_size, size)):
+            lengths[token_id] = len(tokenizer.decode_bytes([token_id], skip_special=True))
+    return lengths
