@@ -1,0 +1,245 @@
+"""Every Hugging Face architecture that can be imported, against transformers, at awkward sizes.
+
+Logits are compared at 24 tokens and greedy text is generated: wrong rotary pairing, a wrong window or a
+transposed square matrix stay hidden at one token.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from edgelm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from edgelm.importers import load_source
+from edgelm_runtime.errors import CheckpointError, ConfigError, EdgelmError, TokenizerError
+
+torch.set_num_threads(1)
+VOCAB, LENGTH = 97, 24
+
+LLAMA = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 16, "rope_theta": 10000.0}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+GEMMA = {**LLAMA, "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 7, "query_pre_attn_scalar": 23}
+NEOX = {"vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 44, "num_hidden_layers": 3,
+        "num_attention_heads": 3, "max_position_embeddings": 64}  # fmt: skip
+GPT2 = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 40, "n_layer": 3, "n_head": 5}
+NEO = {"vocab_size": VOCAB, "max_position_embeddings": 64, "hidden_size": 36, "num_layers": 3, "num_heads": 3,
+       "attention_types": [[["global", "local"], 1], [["local"], 1]], "window_size": 5}  # fmt: skip
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("GPT2", GPT2),
+    "gpt2 narrow mlp, untied": ("GPT2", {**GPT2, "n_inner": 24, "tie_word_embeddings": False}),
+    "gpt2 square, unscaled, relu": ("GPT2", {**GPT2, "n_inner": 40, "scale_attn_weights": False, "activation_function": "relu"}),
+    "llama": ("Llama", LLAMA),
+    "llama tied, one kv head, odd head_dim": ("Llama", {**LLAMA, "num_key_value_heads": 1, "head_dim": 18, "tie_word_embeddings": True}),
+    "llama biases, as many kv heads": ("Llama", {**LLAMA, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "llama rope llama3": ("Llama", {**LLAMA, "rope_parameters": LLAMA3_ROPE}),
+    "llama rope linear": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}}),
+    "llama rope yarn": ("Llama", {**LLAMA, "rope_parameters": YARN}),
+    "llama rope yarn, mscale": ("Llama", {**LLAMA, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 8.0}}),
+    "mistral window": ("Mistral", {**LLAMA, "sliding_window": 6}),
+    "mistral no window, head_dim": ("Mistral", {**LLAMA, "sliding_window": None, "head_dim": 20}),
+    "qwen2": ("Qwen2", LLAMA),
+    "qwen2 window": ("Qwen2", {**LLAMA, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen3": ("Qwen3", {**LLAMA, "head_dim": 14}),
+    "qwen3 bias, tied": ("Qwen3", {**LLAMA, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    "gpt_neox": ("GPTNeoX", NEOX),
+    "gpt_neox sequential, half rotary": ("GPTNeoX", {**NEOX, "use_parallel_residual": False, "rotary_pct": 0.5, "hidden_act": "gelu_new"}),
+    "gpt_neox no bias, whole rotary": ("GPTNeoX", {**NEOX, "attention_bias": False, "rotary_pct": 1.0}),
+    "gpt_neo": ("GPTNeo", NEO),
+    "gpt_neo narrow mlp": ("GPTNeo", {**NEO, "intermediate_size": 20, "activation_function": "gelu"}),
+    "gemma3_text": ("Gemma3", {**GEMMA, "sliding_window_pattern": 2}),
+    "gemma3_text capped, scaled": ("Gemma3", {**GEMMA, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "final_logit_softcapping": 2.5,
+        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3}}}),
+}  # fmt: skip
+
+
+def build(name: str, **further: Any) -> Any:
+    """A random transformers model, its weights large enough for text to differ."""
+    kind, settings = CASES[name]
+    inner = "Text" if kind == "Gemma3" else ""
+    config = getattr(transformers, f"{kind}{inner}Config")(
+        **{**settings, "eos_token_id": 1, "bos_token_id": 0, "pad_token_id": None, **further}
+    )
+    torch.manual_seed(7)
+    head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    model = getattr(transformers, f"{kind}{head}")(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.4 if parameter.dim() > 1 else 0.3))
+    model.tie_weights()
+    return model
+
+
+def compare(checkpoint: Checkpoint, reference: Any) -> None:
+    """Logits at 24 tokens to 1e-4 of their size, greedy text token for token."""
+    ids = torch.randint(0, VOCAB, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected, got = reference(ids).logits, checkpoint.model(ids)[0]
+    torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    assert float(expected.std()) > 0.1, "the comparison would see nothing"
+    prompt = ids[:1, :5]
+    text = reference.generate(prompt, max_new_tokens=20, do_sample=False, eos_token_id=None, pad_token_id=0)
+    ours = prompt
+    for _ in range(20):
+        with torch.no_grad():
+            ours = torch.cat([ours, checkpoint.model(ours)[0][:, -1:].argmax(-1)], dim=1)
+    assert ours.tolist() == text.tolist()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    model.save_pretrained(tmp_path / "hf")
+    checkpoint = load_source(tmp_path / "hf", tokenizer="none")
+    compare(checkpoint, model)
+    save_checkpoint(checkpoint, tmp_path / "out")
+    compare(load_checkpoint(tmp_path / "out"), model)
+
+
+@pytest.mark.parametrize("name", ["llama rope llama3", "gpt_neox", "gemma3_text", "mistral window"])
+def test_reads_the_older_spelling_of_the_config(name: str, tmp_path: Path) -> None:
+    """Before transformers 5 rotary settings stood side by side, and Gemma's window had a pattern."""
+    model = build(name)
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    if name == "gemma3_text":
+        config |= {"rope_theta": rope["full_attention"]["rope_theta"], "rope_scaling": None,
+                   "rope_local_base_freq": rope["sliding_attention"]["rope_theta"],
+                   "sliding_window_pattern": 2}  # fmt: skip
+        del config["layer_types"]
+    elif name == "gpt_neox":
+        config |= {"rotary_emb_base": rope["rope_theta"], "rotary_pct": rope["partial_rotary_factor"]}
+    else:
+        config["rope_theta"] = rope.pop("rope_theta")
+        scaled = rope["rope_type"] != "default"
+        config["rope_scaling"] = {**rope, "type": rope.pop("rope_type")} if scaled else None
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    compare(load_source(tmp_path, tokenizer="none"), model)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_weights_become_float32(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    build(name).to(dtype).save_pretrained(tmp_path)
+    checkpoint = load_source(tmp_path, tokenizer="none")
+    assert {weight.dtype for weight in checkpoint.model.parameters()} == {torch.float32}
+    compare(checkpoint, transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32))
+
+
+def test_shards_and_pytorch_files(tmp_path: Path) -> None:
+    model = build("qwen2")
+    model.save_pretrained(tmp_path / "shards", max_shard_size="20KB")
+    assert len(list((tmp_path / "shards").glob("*.safetensors"))) > 2
+    compare(load_source(tmp_path / "shards", tokenizer="none"), model)
+    model.save_pretrained(tmp_path / "bin")
+    (tmp_path / "bin" / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "bin" / "pytorch_model.bin")
+    compare(load_source(tmp_path / "bin", tokenizer="none"), model)
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.module.", "module._orig_mod.transformer.model."])
+def test_wrappers_prefixes_come_off(prefix: str, tmp_path: Path) -> None:
+    model = build("gpt2")
+    model.config.save_pretrained(tmp_path)
+    torch.save(
+        {prefix + key: value for key, value in model.state_dict().items()}, tmp_path / "pytorch_model.bin"
+    )
+    compare(load_source(tmp_path, tokenizer="none"), model)
+
+
+def test_tying_follows_from_the_tensors(tmp_path: Path) -> None:
+    """The flag of the config is wrong in both directions; a head that is stored and equal is tied."""
+    tied, untied = build("llama tied, one kv head, odd head_dim"), build("llama")
+    for name, model, flag in (("a", tied, False), ("b", untied, True)):
+        model.save_pretrained(tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": flag}))
+        compare(load_source(tmp_path / name, tokenizer="none"), model)
+    state = {key: value.clone() for key, value in tied.state_dict().items()}
+    assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
+    tied.config.save_pretrained(tmp_path / "c")
+    torch.save(state, tmp_path / "c" / "pytorch_model.bin")
+    assert load_source(tmp_path / "c", tokenizer="none").config.tied_head
+
+
+def test_missing_and_unknown_weights_are_listed(tmp_path: Path) -> None:
+    model = build("llama")
+    model.config.save_pretrained(tmp_path)
+    state = dict(model.state_dict())
+    del state["model.layers.1.self_attn.k_proj.weight"]
+    state["model.layers.0.self_attn.extra.weight"] = torch.ones(2)
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError) as caught:
+        load_source(tmp_path, tokenizer="none")
+    assert "missing layers.1.self_attn.k_proj.weight" in str(caught.value)
+    assert "unknown layers.0.self_attn.extra.weight" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("llama", {"model_type": "mamba"}, "mamba"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
+        ("llama rope yarn", {"rope_parameters": {**YARN, "truncate": False}}, "truncate"),
+        ("llama", {"hidden_act": "laplace"}, "laplace"),
+        ("llama", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ("llama", {"num_hidden_layers": 10**9}, "1000000000 layers"),
+        ("llama", {"max_position_embeddings": 10**12}, "1000000000000 tokens"),
+        ("llama", {"head_dim": 12.5}, "head_dim is 12.5"),
+        ("llama", {"num_key_value_heads": 3}, "num_kv_heads 3"),
+        ("llama", {"num_attention_heads": 10**9}, "qkv.weight"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"n_embd": 41, "n_head": 1}, "position_embedding.weight"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+        ("gpt_neo", {"attention_types": [[["global", "sparse"], 1]]}, "attention_types"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_expressed_is_refused_by_name(
+    name: str, change: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    build(name).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises((CheckpointError, ConfigError)) as caught:
+        load_source(tmp_path, tokenizer="none")
+    assert named in str(caught.value)
+
+
+def test_no_tokenizer_names_the_ways_on(tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    with pytest.raises(TokenizerError, match=r"--tokenizer PATH\|NAME, or --tokenizer none"):
+        load_source(tmp_path)
+
+
+def test_hub_names_need_the_package_and_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    def refuse(*_: object, **__: object) -> str:
+        raise OSError("no route to the hub")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
+    with pytest.raises(EdgelmError, match="no route to the hub"):
+        load_source("some-org/some-model")
+
+
+def test_hub_names_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    model = build("llama")
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(tmp_path))
+    checkpoint = load_source("some-org/some-model", tokenizer="none")
+    assert checkpoint.origin["path"] == "some-org/some-model"
+    compare(checkpoint, model)
