@@ -5,8 +5,9 @@ the text valid; here its masks meet the sampler. It is an extra, imported only w
 
 The whole text matches: a text ends by itself where nothing may follow, or by an end token where it may end. One
 that `max_new_tokens` cuts short (finish_reason "length") is the beginning of a valid text. Regular expressions
-are those of Rust's regex crate: no look-around, no back-references, and `\\d` is a digit of any script. JSON has the white space that Python's
-`json.dumps` gives it and no other, since a small model otherwise may go on with blanks for ever.
+are those of Rust's regex crate: no look-around, no back-references, and `\\d` is a digit of any script. JSON has
+the white space that Python's `json.dumps` gives it and no other, since a small model otherwise may go on with
+blanks for ever.
 """
 
 from __future__ import annotations
