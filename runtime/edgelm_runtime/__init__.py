@@ -6,28 +6,35 @@
             print(piece.text, end="", flush=True)
 
 The embedding guide and the file's contract for other languages are in runtime/README.md.
+
+Names are fetched on first use, so that a program that only catches `EdgelmError` or shows its help text does not
+start onnxruntime.
 """
 
-from edgelm_runtime.decoder import Decoder, RecomputeDecoder
-from edgelm_runtime.errors import (
-    ClosedError,
-    EdgelmError,
-    MissingExtraError,
-    ModelFileError,
-    NumericsError,
-    OptionError,
-    ProviderError,
-    TokenizerError,
-    VerificationError,
-)
-from edgelm_runtime.generation import ContextWarning, Stats, generate_ids
-from edgelm_runtime.language_model import Generation, LanguageModel
-from edgelm_runtime.loading import load
-from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.row import Limits, Piece
-from edgelm_runtime.sampler import Sampling
-from edgelm_runtime.scoring import Score
-from edgelm_runtime.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgelm_runtime.decoder import Decoder, RecomputeDecoder
+    from edgelm_runtime.errors import (
+        ClosedError,
+        EdgelmError,
+        MissingExtraError,
+        ModelFileError,
+        NumericsError,
+        OptionError,
+        ProviderError,
+        TokenizerError,
+        VerificationError,
+    )
+    from edgelm_runtime.generation import ContextWarning, Stats, generate_ids
+    from edgelm_runtime.language_model import Generation, LanguageModel
+    from edgelm_runtime.loading import load
+    from edgelm_runtime.model_file import ModelFile
+    from edgelm_runtime.row import Limits, Piece
+    from edgelm_runtime.sampler import Sampling
+    from edgelm_runtime.scoring import Score
+    from edgelm_runtime.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
 
 __all__ = [
     "ClosedError",
@@ -56,3 +63,18 @@ __all__ = [
     "load",
     "load_tokenizer",
 ]
+
+_MODULES = {
+    "Decoder": "decoder", "RecomputeDecoder": "decoder", "ContextWarning": "generation", "Stats": "generation",
+    "generate_ids": "generation", "Generation": "language_model", "LanguageModel": "language_model",
+    "load": "loading", "ModelFile": "model_file", "Limits": "row", "Piece": "row", "Sampling": "sampler",
+    "Score": "scoring", "Tokenizer": "tokenizer", "byte_tokenizer": "tokenizer", "load_tokenizer": "tokenizer",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value

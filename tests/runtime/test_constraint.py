@@ -96,7 +96,9 @@ def test_json_follows_its_schema(session: Session, case: tuple[Any, ...]) -> Non
 @settings(max_examples=40, deadline=None)
 @given(
     cases,
-    st.sampled_from([r"[ab]{3,9}c?", r"(yes|no), [0-9]{2,4}\.", r"\u20ac{1,9}[^a-z]{2}x", r"(ab)*c", r"a?b?"]),
+    st.sampled_from(
+        [r"[ab]{3,9}c?", r"(yes|no), [0-9]{2,4}\.", r"\u20ac{1,9}[^a-z]{2}x", r"(ab)*c", r"a?b?"]
+    ),
 )
 def test_text_matches_its_expression(session: Session, case: tuple[Any, ...], regex: str) -> None:
     check(session, case, lambda text: re.fullmatch(regex, text), bounded="*" not in regex, regex=regex)

@@ -1,0 +1,170 @@
+"""Sessions: threads, providers, forks, the end."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgelm_runtime import ClosedError, ModelFileError, OptionError, ProviderError, load
+from edgelm_runtime import session as session_module
+from edgelm_runtime.session import Session, default_threads
+from tests.runtime.fakes import TINY
+
+FORKS = hasattr(os, "fork")
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1.5, "two"])
+def test_threads_must_be_a_number(wrong: Any) -> None:
+    with pytest.raises(OptionError, match="threads"):
+        Session(TINY, threads=wrong)
+
+
+def test_threads_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    for quota, expected in ((None, 6), (2, 2), (99, 6)):
+        monkeypatch.setattr(session_module, "_container_cpus", lambda quota=quota: quota)
+        assert default_threads() == expected
+
+
+def test_an_unknown_provider_names_those_there_are() -> None:
+    with pytest.raises(ProviderError, match=r"no provider 'warp'.*cpu"):
+        load(TINY, provider="warp")
+
+
+def test_a_provider_that_does_not_come_up_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime falls back to the CPU in silence; here it is made to, by a session that says it did."""
+    import onnxruntime
+
+    class Fallen(onnxruntime.InferenceSession):  # type: ignore[misc]
+        def __init__(self, data: Any, options: Any, providers: list[str]) -> None:
+            super().__init__(data, options, providers=["CPUExecutionProvider"])
+
+    monkeypatch.setattr(
+        onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+    )
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Fallen)
+    with pytest.raises(ProviderError, match="'cuda' was asked for, but 'cpu' runs"):
+        load(TINY, provider="cuda")
+    with load(TINY, provider="auto") as lm:
+        assert lm.provider == "CPUExecutionProvider"
+
+
+def test_a_closed_session_says_so() -> None:
+    session = Session(TINY, "cpu", 1)
+    session.close()
+    session.close()
+    for use in (lambda: session.inputs, lambda: session.provider, lambda: session.run(["logits"], {})):
+        with pytest.raises(ClosedError, match="load it again"):
+            use()
+
+
+def test_a_graph_that_fails_is_named() -> None:
+    session = Session(TINY, "cpu", 1)
+    with pytest.raises(ModelFileError, match="graph failed"):
+        session.run(["logits"], {"input_ids": np.array([[10**6]])})
+    with pytest.raises(ModelFileError, match="graph failed"):
+        session.run(["logits"], {"input_ids": np.zeros((1, 2), np.float32)})
+
+
+def test_closing_while_others_run_ends_cleanly() -> None:
+    """Runs under way finish, later ones raise ClosedError; nothing else happens."""
+    lm = load(TINY, threads=1)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while True:
+                lm.generate("abc", max_new_tokens=5, lookup=0)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.05)
+    lm.close()
+    for thread in threads:
+        thread.join(20)
+    assert [type(error) for error in errors] == [ClosedError] * 4
+
+
+def wait_for(pid: int, seconds: float = 30) -> int | None:
+    """Exit status of a child; None, and the child killed, where it hangs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+@pytest.mark.skipif(not FORKS, reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_generates_and_ends() -> None:
+    """With two threads in the session, which a child does not inherit; by every way of ending."""
+    lm = load(TINY, threads=2)
+    expected = lm.generate("abc", max_new_tokens=6).token_ids
+
+    def child(use: bool, close: bool) -> int | None:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                status = int(use and lm.generate("abc", max_new_tokens=6).token_ids != expected)
+                if close:
+                    lm.close()
+            finally:
+                os._exit(status)
+        return wait_for(pid)
+
+    assert [child(True, False), child(False, True), child(True, True)] == [0, 0, 0]
+    assert lm.generate("abc", max_new_tokens=6).token_ids == expected
+
+
+@pytest.mark.skipif(not FORKS, reason="this system does not fork")
+def test_a_forked_child_that_ends_as_python_does_is_not_held_up(tmp_path: Path) -> None:
+    """The interpreter's own end destroys every object; the parent's session must survive it unharmed."""
+    import subprocess
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys, warnings, edgelm_runtime\n"
+        "warnings.simplefilter('ignore')\n"
+        f"lm = edgelm_runtime.load({str(TINY)!r}, threads=2)\n"
+        "lm.generate('abc', max_new_tokens=3)\n"
+        "pid = os.fork()\n"
+        "if pid == 0: sys.exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7\n"
+        "lm.generate('abc', max_new_tokens=3)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    subprocess.run([sys.executable, program], env=environment, timeout=60, check=True)
+
+
+def _in_child(lm: Any, queue: Any) -> None:
+    queue.put(lm.generate("abc", max_new_tokens=6).token_ids)
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_multiprocessing_by_fork() -> None:
+    lm = load(TINY.read_bytes(), threads=2)
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    process = context.Process(target=_in_child, args=(lm, queue), daemon=True)
+    process.start()
+    assert queue.get(timeout=30) == lm.generate("abc", max_new_tokens=6).token_ids
+    process.join(30)
+    assert process.exitcode == 0
