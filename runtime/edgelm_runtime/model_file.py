@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from edgelm_runtime.errors import EdgelmError, ModelFileError
+from edgelm_runtime.errors import EdgelmError, ModelFileError, TokenizerError
 from edgelm_runtime.session import Session
 from edgelm_runtime.tokenizer import Tokenizer
 
@@ -86,6 +86,8 @@ def read_model_file(session: Session, name: str) -> ModelFile:
             digest=_mapping(metadata, "digest", name, optional=True),
         )
         _check(model, session, name)
+    except TokenizerError as error:
+        raise ModelFileError(f"{name} has a damaged tokenizer: {error.problem}", EXPORT_AGAIN) from error
     except (KeyError, TypeError, ValueError) as error:
         if isinstance(error, EdgelmError):
             raise
