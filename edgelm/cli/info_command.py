@@ -63,8 +63,14 @@ def _model_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
                 f"greedy agreement {parity['greedy_agreement']:.2%}"
             ),
         )
-    for name, value in about["quality"].items():
-        yield "quality", f"{name}: {value}"
+    if quality := about["quality"]:
+        yield (
+            "quality",
+            (
+                f"{quality['plan']}: perplexity {quality['perplexity']:.4g}, {quality['ppl_increase_pct']:+.2f}% over "
+                f"fp32, top-1 agreement {quality['top1_agreement']:.1%} on {quality['text']}"
+            ),
+        )
     for name, value in about["origin"].items():
         shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         yield "origin", f"{name}: {shown}"

@@ -27,7 +27,7 @@ def command(model: Path, provider: str, threads: int | None, against: str | None
         raise click.UsageError("--atol belongs to --against")
     click.echo(f"ok: {verify(model, provider, threads)}")
     if against is not None:
-        from edgelm.checkpoint import load_checkpoint
+        from edgelm.importers import load_source
         from edgelm_export import compare_with_checkpoint
 
-        click.echo(f"ok: {compare_with_checkpoint(model, load_checkpoint(Path(against)), atol=atol)}")
+        click.echo(f"ok: {compare_with_checkpoint(model, load_source(against), atol=atol)}")

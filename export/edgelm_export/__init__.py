@@ -7,5 +7,7 @@ export_checkpoint(load_checkpoint(Path("run")), Path("model.onnx"))
 
 from edgelm_export.export import compare_with_checkpoint, export_checkpoint
 from edgelm_export.parity import ParityReport
+from edgelm_export.quality import Quality
+from edgelm_export.quantize import quantize
 
-__all__ = ["ParityReport", "compare_with_checkpoint", "export_checkpoint"]
+__all__ = ["ParityReport", "Quality", "compare_with_checkpoint", "export_checkpoint", "quantize"]

@@ -7,16 +7,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from edgelm.checkpoint import Checkpoint
+from edgelm.config import ModelConfig
+from edgelm.model import Transformer
 from edgelm.model.decoder import TorchDecoder
 from edgelm_export.golden import golden_prompts, golden_vectors
 from edgelm_export.graph import EXTRA_OUTPUTS, build_graph
 from edgelm_export.metadata import graph_facts, model_entries, seal
 from edgelm_export.operators import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
 from edgelm_export.parity import ParityReport, compare, reference_cases
+from edgelm_export.quality import Quality, calibration, compare_answers
+from edgelm_export.quantize import check_dtype, quantize
 from edgelm_export.trimming import evaluating, trimmed
-from edgelm_export.writer import new_file, write_graph
+from edgelm_export.writer import new_file, scratch_folder, write_graph
+from edgelm_runtime.decoder import RecomputeDecoder
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
-from edgelm_runtime.model_file import read_model_file
+from edgelm_runtime.model_file import ModelFile, read_model_file
 from edgelm_runtime.session import Session
 from edgelm_runtime.verify import verify
 
@@ -25,27 +30,46 @@ Report = Callable[[str], None]
 # Golden logits are replayed on other processors and providers, whose float32 sums differ more than those of
 # two programs on one machine.
 GOLDEN_SLACK = 10
+LESS_AGREEMENT = 0.1  # of top-1 choices, on another text than the one that a file was measured on
 
 
 def export_checkpoint(
     checkpoint: Checkpoint,
     path: Path,
     *,
+    dtype: str = "fp32",
     outputs: Sequence[str] = (),
     opset: int = FUSED_OPSET,
     atol: float | None = None,
+    text: Path | None = None,
+    max_ppl_increase: float | None = None,
     report: Report = lambda line: None,
 ) -> ParityReport:
     """Write `checkpoint` as the model file `path`, replacing a file that is there.
 
     `outputs`: further graph outputs, of `embeddings` and `hidden`. `opset`: 18 to 25; below 23 attention is
     spelled out for runtimes without the operator. `atol`: largest difference to PyTorch's logits that is
-    allowed (default: 1e-4 of the largest logit). `report` is told what is going on, a line at a time.
+    allowed (default: 1e-4 of the largest logit). For a `dtype` other than fp32 the fp32 graph is compared
+    with PyTorch first and then quantised; `text` and `max_ppl_increase` are those of `quantize`. `report` is
+    told what is going on, a line at a time.
 
     Raises ExportError where the graph does not agree with PyTorch, OutputError where the file cannot be
     written, OptionError for a bad option; then no file appears and one that was there stays.
     """
     _check_options(outputs, opset, atol)
+    if dtype == "fp32":
+        return _export_fp32(checkpoint, path, outputs, opset, atol, report)
+    check_dtype(dtype)
+    with scratch_folder(path) as folder:
+        exact = folder / path.name
+        parity = _export_fp32(checkpoint, exact, outputs, opset, atol, report)
+        quantize(exact, path, dtype, text=text, max_ppl_increase=max_ppl_increase, report=report)
+    return parity
+
+
+def _export_fp32(
+    checkpoint: Checkpoint, path: Path, outputs: Sequence[str], opset: int, atol: float | None, report: Report
+) -> ParityReport:
     model = trimmed(checkpoint)
     config = model.config
     entries = model_entries(checkpoint, model)
@@ -68,29 +92,49 @@ def export_checkpoint(
     return parity
 
 
-def compare_with_checkpoint(path: Path, checkpoint: Checkpoint, *, atol: float | None = None) -> ParityReport:
-    """Compare a finished model file with the PyTorch model it came from, as the export did.
+def compare_with_checkpoint(
+    path: Path, checkpoint: Checkpoint, *, atol: float | None = None
+) -> ParityReport | Quality:
+    """Compare a finished model file with the PyTorch model it came from.
 
-    `atol` defaults to what the file was allowed at its export. Raises VerificationError where they differ,
-    ModelFileError where the file cannot be used.
+    An fp32 file as at its export, `atol` by default what was allowed then; a smaller one by its perplexity,
+    which may exceed PyTorch's by what was allowed when it was made. Raises VerificationError where they
+    differ, ModelFileError where the file cannot be used.
     """
     session = Session(path, "cpu")
-    model = read_model_file(session, str(path))
-    session.close()
-    exported = trimmed(checkpoint)
-    if exported.config.to_dict() != {**model.config, "local_layers": tuple(model.config["local_layers"])}:
+    file = read_model_file(session, str(path))
+    model = trimmed(checkpoint)
+    if ModelConfig.from_dict(file.config) != model.config:
         raise VerificationError(
             f"{path} has another architecture than the checkpoint", "give its own checkpoint"
         )
-    prompts = [prompt["ids"] for prompt in model.golden["prompts"]]
+    if file.graph["dtype"] != "fp32":
+        return _compare_quality(path, file, session, model)
+    session.close()
+    prompts = [prompt["ids"] for prompt in file.golden["prompts"]]
     with evaluating(checkpoint.model) as reference:
-        cases = reference_cases(reference, model.vocab_size, prompts)
+        cases = reference_cases(reference, file.vocab_size, prompts)
     try:
-        return compare(
-            cases, functools.partial(_open, path), model.graph["dtype"], atol or model.parity["atol"]
-        )
+        return compare(cases, functools.partial(_open, path), "fp32", atol or file.parity["atol"])
     except ExportError as error:
         raise VerificationError(f"{path} is not this checkpoint: {error.problem}", error.remedy) from error
+
+
+def _compare_quality(path: Path, file: ModelFile, session: Session, model: Transformer) -> Quality:
+    exact = TorchDecoder(model)
+    sample = calibration(file, exact)
+    decoder = RecomputeDecoder(session, file.context_length, file.vocab_size)
+    quality = compare_answers(sample, sample.answers(exact), sample.answers(decoder))
+    session.close()
+    allowed = float(file.quality["allowed_pct"])
+    # A better perplexity or other choices are no better: the file is to be this checkpoint.
+    same_choices = quality.top1_agreement > file.quality["top1_agreement"] - LESS_AGREEMENT
+    if abs(quality.ppl_increase_pct) > allowed or not same_choices:
+        raise VerificationError(
+            f"{path} is not this checkpoint: {quality}, and {allowed:g}% is allowed",
+            "give its own checkpoint",
+        )
+    return quality
 
 
 def _open(path: Path, optimize: bool) -> Session:

@@ -40,6 +40,9 @@ def model_entries(checkpoint: Checkpoint, model: Transformer) -> dict[str, Any]:
             "correct end_ids in the checkpoint's config.json",
         )
     origin = checkpoint.origin | {"weights_sha256": weights_digest(model), "versions": versions()}
+    if "path" in origin:
+        # A name says where a model came from; the folders above it are nobody's business.
+        origin["path"] = Path(origin["path"]).name
     return {
         "format": FORMAT,
         "config": model.config.to_dict(),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from edgelm.model import Transformer
 from edgelm_runtime.decoder import padded
 from edgelm_runtime.errors import ExportError
+from edgelm_runtime.model_file import ModelFile
 from edgelm_runtime.session import Session
 
 Ids = NDArray[np.int64]
@@ -30,7 +32,8 @@ SCORES_AT_ONCE = 1 << 26  # floats: attention scores of one layer at the longest
 
 # Error allowed by default, in units of the largest logit. Float32 sums of a few thousand products, added up
 # in another order, differ by about 1e-6.
-TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2}
+# A graph with rounded activations may round one in a million the other way.
+TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "itself": 1e-2}
 
 
 @dataclass(frozen=True)
@@ -70,31 +73,43 @@ class Case:
 
 def reference_cases(model: Transformer, vocab_size: int, prompts: Sequence[Sequence[int]]) -> list[Case]:
     """PyTorch's answers of `model`, in eval mode, cut to `vocab_size` logits."""
+    longest = longest_checked(model.config.context_length, model.config.num_heads)
+
+    @torch.no_grad()
+    def answer(row: Ids, at: Ids) -> NDArray[np.float32]:
+        device = model.token_embedding.weight.device
+        hidden = model.hidden(torch.from_numpy(row).to(device)[None])[0]
+        logits = model.logits(hidden[torch.from_numpy(at).to(device)])
+        found: NDArray[np.float32] = logits[:, :vocab_size].float().cpu().numpy()
+        return found
+
+    return make_cases(answer, vocab_size, longest, prompts)
+
+
+def longest_checked(context_length: int, num_heads: int) -> int:
+    """The longest row of a check: the context, where its attention scores fit into memory."""
+    return min(context_length, int((SCORES_AT_ONCE / num_heads) ** 0.5))
+
+
+def make_cases(
+    answer: Callable[[Ids, Ids], NDArray[np.float32]],
+    vocab_size: int,
+    longest: int,
+    prompts: Sequence[Sequence[int]] = (),
+) -> list[Case]:
+    """Batches of random ids, and `prompts`; `answer` gives the logits of one row at some positions."""
     random = np.random.default_rng(0)
-    context = model.config.context_length
-    longest = min(context, int((SCORES_AT_ONCE / model.config.num_heads) ** 0.5))
     shapes = [[length] * batch for batch, length in SIZES if length < longest]
     shapes += [[min(length, longest) for length in RAGGED], [longest]]
     batches = [[random.integers(0, vocab_size, length) for length in shape] for shape in shapes]
     batches += [[np.array(prompt[:longest], np.int64)] for prompt in prompts]
-    return [_case(model, vocab_size, rows) for rows in batches]
+    return [_case(answer, vocab_size, rows) for rows in batches]
 
 
-def _case(model: Transformer, vocab_size: int, rows: list[Ids]) -> Case:
+def _case(answer: Callable[[Ids, Ids], NDArray[np.float32]], vocab_size: int, rows: list[Ids]) -> Case:
     count = max(1, min(max(map(len, rows)), LOGITS_PER_CASE // (vocab_size * len(rows))))
     at = np.stack([np.linspace(0, len(row) - 1, count).round().astype(np.int64) for row in rows])
-    expected = np.stack(
-        [_torch_logits(model, row, where)[:, :vocab_size] for row, where in zip(rows, at, strict=True)]
-    )
-    return Case(rows, at, expected)
-
-
-@torch.no_grad()
-def _torch_logits(model: Transformer, row: Ids, at: Ids) -> NDArray[np.float32]:
-    device = model.token_embedding.weight.device
-    hidden = model.hidden(torch.from_numpy(row).to(device)[None])[0]
-    logits: NDArray[np.float32] = model.logits(hidden[torch.from_numpy(at).to(device)]).float().cpu().numpy()
-    return logits
+    return Case(rows, at, np.stack([answer(row, where) for row, where in zip(rows, at, strict=True)]))
 
 
 def compare(
@@ -126,10 +141,30 @@ def compare(
     )  # fmt: skip
     if worst > allowed:
         raise ExportError(
-            f"the graph differs from PyTorch by {worst:.2e}, and {allowed:.2e} is allowed",
+            f"the graph differs from {'itself' if dtype == 'itself' else 'PyTorch'} by {worst:.2e}, "
+            f"and {allowed:.2e} is allowed",
             "please report this model; --atol sets another limit",
         )
     return report
+
+
+def consistency(path: Path, model: ModelFile) -> ParityReport:
+    """Hold a graph against itself: rows one by one, against the same rows in padded batches.
+
+    For graphs that round activations: what a token gets must not depend on what stands beside it.
+    """
+    alone = Session(path, "cpu")
+
+    def answer(row: Ids, at: Ids) -> NDArray[np.float32]:
+        logits: NDArray[np.float32] = alone.run(["logits"], {"input_ids": row[None], "logits_at": at[None]})[
+            0
+        ][0]
+        return logits
+
+    longest = longest_checked(model.context_length, int(model.config["num_heads"]))
+    cases = make_cases(answer, model.vocab_size, longest)
+    alone.close()
+    return compare(cases, lambda optimize: Session(path, "cpu", optimize=optimize), "itself", None)
 
 
 def _graph_logits(session: Session, case: Case) -> NDArray[np.float32]:

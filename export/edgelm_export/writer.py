@@ -55,11 +55,10 @@ class Placed:
 
 
 @contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A path to write, in an empty folder beside `path`; all files in it take their places at the end.
+def scratch_folder(path: Path) -> Iterator[Path]:
+    """An empty folder beside `path` that is gone when the block ends.
 
-    Nothing is left behind where the block ends with an error. Raises OutputError where `path` cannot be
-    written.
+    Raises OutputError where `path` is a folder or nothing can be written beside it.
     """
     if path.is_dir():
         raise OutputError(f"{path} is a folder", "give a file name for the model")
@@ -71,14 +70,26 @@ def new_file(path: Path) -> Iterator[Path]:
             f"cannot write to {path.parent}: {error.strerror}", "choose another folder"
         ) from error
     try:
-        yield folder / path.name
-        # The sidecar first: the model file appears last, when all that it needs is there.
-        for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
-            file.replace(path.parent / file.name)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}", "free some space") from error
+        yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """A path to write, in a folder of its own; what was written there takes its place when the block ends.
+
+    Nothing is left behind where the block ends with an error. Raises OutputError where `path` cannot be
+    written.
+    """
+    with scratch_folder(path) as folder:
+        try:
+            yield folder / path.name
+            # The sidecar first: the model file appears last, when all that it needs is there.
+            for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
+                file.replace(path.parent / file.name)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror or error}", "free some space") from error
 
 
 def write_graph(model: ir.Model, path: Path) -> Path | None:

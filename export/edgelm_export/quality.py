@@ -1,0 +1,120 @@
+"""How much a smaller graph loses: perplexity and top-1 agreement with the float32 graph on a text.
+
+The text is the user's, or the sample beside this module (prose and code, independent of any tokenizer); for
+a model without a tokenizer it is drawn from the model itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm_runtime.decoder import Decoder
+from edgelm_runtime.errors import OptionError
+from edgelm_runtime.generation import generate_ids
+from edgelm_runtime.model_file import ModelFile
+from edgelm_runtime.sampler import log_softmax
+
+SAMPLE = Path(__file__).with_name("sample.txt")
+WINDOW = 256  # tokens in a pass
+LARGEST_TEXT = 4096  # tokens that are used of a longer text
+DRAWN = 8  # rows drawn from a model without a tokenizer
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Float32 and smaller graph on the same tokens. `ppl_increase_pct` may be negative."""
+
+    text: str
+    tokens: int
+    perplexity_fp32: float
+    perplexity: float
+    ppl_increase_pct: float
+    top1_agreement: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return (
+            f"perplexity {self.perplexity:.4g} against {self.perplexity_fp32:.4g} in fp32 "
+            f"({self.ppl_increase_pct:+.2f}%), top-1 agreement {self.top1_agreement:.1%} "
+            f"over {self.tokens} tokens of {self.text}"
+        )
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a graph says about a text: log-probability and greatest token at each position."""
+
+    logprobs: NDArray[np.float64]
+    choices: Ids
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A text as windows of ids, and what to call it."""
+
+    name: str
+    windows: Sequence[Ids]
+
+    def answers(self, decoder: Decoder) -> Answers:
+        """Run `decoder` over all windows."""
+        logprobs, choices = [], []
+        for window in self.windows:
+            (logits,) = decoder([window[:-1]], [len(window) - 1])
+            logprobs.append(log_softmax(logits)[np.arange(len(window) - 1), window[1:]])
+            choices.append(logits.argmax(-1))
+        return Answers(np.concatenate(logprobs), np.concatenate(choices))
+
+
+def calibration(model: ModelFile, decoder: Decoder, text: Path | None = None) -> Calibration:
+    """The text to measure on. Raises OptionError where it cannot be read or is too short."""
+    if model.tokenizer is None:
+        if text is not None:
+            raise OptionError("the model has no tokenizer for a calibration text", "leave the text out")
+        return Calibration("text drawn from the model", _drawn(decoder))
+    source = text or SAMPLE
+    try:
+        content = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"cannot read the calibration text {source}: {error}", "give a UTF-8 file"
+        ) from error
+    ids = np.array(model.tokenizer.encode(content)[:LARGEST_TEXT], np.int64)
+    start = np.array([model.generation["bos_id"]] if model.generation.get("add_bos") else [], np.int64)
+    size = min(WINDOW, model.context_length)
+    windows = [np.append(start, ids[at : at + size]) for at in range(0, len(ids), size)]
+    windows = [window for window in windows if len(window) > 1]
+    if not windows:
+        raise OptionError(f"the calibration text {source} has {len(ids)} tokens", "give a longer one")
+    return Calibration("the built-in sample" if text is None else text.name, windows)
+
+
+def compare_answers(text: Calibration, reference: Answers, found: Answers) -> Quality:
+    """Both graphs' answers to the same `text` as one `Quality`."""
+    better, worse = (float(np.exp(-answers.logprobs.mean())) for answers in (reference, found))
+    return Quality(
+        text.name, len(found.logprobs), better, worse if math.isfinite(worse) else math.inf,
+        100 * (worse / better - 1) if math.isfinite(worse) else math.inf,
+        float((reference.choices == found.choices).mean()),
+    )  # fmt: skip
+
+
+def _drawn(decoder: Decoder) -> list[Ids]:
+    length = min(WINDOW // 2, max(2, decoder.context_length))
+    starts = np.random.default_rng(2).integers(0, decoder.vocab_size, DRAWN).tolist()
+    rows = [
+        [start, *generate_ids(decoder, [start], max_new_tokens=length - 1, temperature=1.0, seed=seed)]
+        for seed, start in enumerate(starts)
+    ]
+    return [np.array(row, np.int64) for row in rows]

@@ -1,0 +1,114 @@
+"""Smaller files: what they weigh, what they lose, and that a token never depends on its neighbours."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+import edgelm
+from edgelm.checkpoint import Checkpoint
+from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
+from edgelm_export.int8 import quantize_rows
+from edgelm_runtime.errors import ExportError, OptionError, VerificationError
+from edgelm_runtime.session import Session
+from edgelm_runtime.verify import verify
+from tests.small_models import small_checkpoint, small_model
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
+
+
+@pytest.fixture(scope="module")
+def exact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exact") / "model.onnx"
+    export_checkpoint(small_checkpoint(width=64, head_bias=True), path)
+    return path
+
+
+def logits(path: Path, ids: list[list[int]]) -> np.ndarray:
+    session = Session(path, "cpu", threads=1)
+    return session.run(["logits"], {"input_ids": np.array(ids), "logits_at": np.arange(len(ids[0]))[None]})[0]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_smaller_files_lose_little_and_prove_themselves(dtype: str, exact: Path, tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    quality = quantize(exact, path, dtype, max_ppl_increase=2)
+    onnx.checker.check_model(str(path), full_check=True)
+    assert path.stat().st_size < exact.stat().st_size - 170_000  # of 117,000 parameters
+    assert quality.tokens > 2000 and quality.top1_agreement > 0.9
+    stored = json.loads(Session(path, "cpu").metadata["edgelm.quality"])
+    assert stored["ppl_increase_pct"] == quality.ppl_increase_pct <= stored["allowed_pct"] == 2
+    assert verify(path, "cpu", 1).tokens == 96
+    compare_with_checkpoint(path, small_checkpoint(width=64, head_bias=True))
+    other = small_checkpoint(width=64, head_bias=True)
+    other.model.blocks[0].mlp.up.weight.data.neg_()
+    with pytest.raises(VerificationError, match="is not this checkpoint"):
+        compare_with_checkpoint(path, other)
+
+
+def test_a_row_of_int8_does_not_depend_on_its_neighbours(exact: Path, tmp_path: Path) -> None:
+    path = tmp_path / "small.onnx"
+    quantize(exact, path, "int8", max_ppl_increase=5)
+    rows = np.random.default_rng(0).integers(0, 260, (3, 9))
+    together = logits(path, rows.tolist())
+    for row, expected in zip(rows, together, strict=True):
+        np.testing.assert_array_equal(logits(path, [row.tolist()])[0], expected)
+        np.testing.assert_array_equal(logits(path, [row[:4].tolist()])[0], expected[:4])
+    with edgelm.load(path, threads=1) as lm:
+        assert (
+            lm.generate("in the", max_new_tokens=30, lookup=4).text
+            == lm.generate("in the", max_new_tokens=30, lookup=0).text
+        )
+
+
+def test_rows_are_rounded_to_the_nearest_of_127_steps() -> None:
+    matrix = np.array([[1.0, -0.5, 0.004], [0.0, 0.0, 0.0]], np.float32)
+    quantized, scale = quantize_rows(matrix)
+    assert quantized.tolist() == [[127, -64, 1], [0, 0, 0]]
+    assert np.isfinite(quantized * scale[:, None]).all()
+
+
+def test_an_architecture_with_everything(tmp_path: Path) -> None:
+    """Rotary windows, three norms per block, grouped heads, two precisions in one file."""
+    checkpoint = Checkpoint(small_model("windows", width=32), None)
+    report: list[str] = []
+    export_checkpoint(
+        checkpoint, tmp_path / "m.onnx", dtype="int8", max_ppl_increase=20, report=report.append
+    )
+    assert any("drawn from the model" in line for line in report)
+    assert verify(tmp_path / "m.onnx", "cpu", 1).prompts == 1
+
+
+def test_too_great_a_loss_keeps_matrices_and_then_fails(exact: Path, tmp_path: Path) -> None:
+    tried: list[str] = []
+    with pytest.raises(ExportError, match=r"raises the perplexity by .* at best"):
+        quantize(exact, tmp_path / "small.onnx", "int8", max_ppl_increase=-50, report=tried.append)
+    assert tried[0].startswith("int8: perplexity")
+    assert sum("mlp.down" in line for line in tried) > 1 and " and " in tried[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_quantised_says_why(exact: Path, tmp_path: Path) -> None:
+    large = small_checkpoint()
+    large.model.blocks[1].mlp.up.weight.data[0, 0] = 1e5
+    with pytest.raises(
+        ExportError, match=r"blocks\.1\.mlp\.up\.weight holds 1e\+05, and float16 ends at 65504"
+    ):
+        export_checkpoint(large, tmp_path / "m.onnx", dtype="fp16")
+    (tmp_path / "short.txt").write_text("a")
+    quantize(exact, tmp_path / "half.onnx", "fp16")
+    cases = [
+        ((exact, "int3"), {}, "no precision 'int3'"),
+        ((exact, "int8"), {"text": tmp_path / "short.txt"}, "has 1 tokens"),
+        ((exact, "int8"), {"text": tmp_path / "none.txt"}, "cannot read the calibration text"),
+        ((tmp_path / "half.onnx", "int8"), {}, "is fp16 already"),
+    ]
+    for (source, dtype), options, message in cases:
+        with pytest.raises(OptionError, match=message):
+            quantize(source, tmp_path / "out.onnx", dtype, **options)
+    assert not (tmp_path / "out.onnx").exists() and not (tmp_path / "m.onnx").exists()
