@@ -65,6 +65,8 @@ def command(
     run = _run(data, out, preset, resume, given)
     with Display(sys.stderr) as display:
         outcome = train(run, out, resume=resume, overwrite=overwrite, reporter=display)
+    if not outcome.writes:
+        return
     if not outcome.finished:
         click.echo(f"stopped at step {outcome.step}; go on with: edgelm train --resume --out {out}", err=True)
         sys.exit(130)

@@ -48,11 +48,13 @@ class Display:
     def step(self, figures: Figures, progress: float, tokens_per_second: float, seconds_left: float) -> None:
         """Show a step, at most every so often; a validation or the last step always."""
         if figures.val_loss is not None:
-            self._measured = f", held out {figures.val_loss:.3f} ({figures.val_bits_per_byte:.3f} bits/byte)"
+            self._measured = f"  held out {figures.val_loss:.3f}"
+            if not self.live:  # a terminal's line is short
+                self._measured += f" ({figures.val_bits_per_byte:.3f} bits/byte)"
         self._show(
-            f"step {figures.step:,}  {_bar(progress) if self.live else ''}{progress:4.0%}  "
-            f"loss {figures.loss:.3f}{self._measured}  {tokens_per_second:,.0f} tokens/s  "
-            f"{_duration(seconds_left)} left",
+            f"step {figures.step:,} {_bar(progress) if self.live else ''}{progress:4.0%}  "
+            f"{_duration(seconds_left)} left  {tokens_per_second:,.0f} tokens/s  "
+            f"loss {figures.loss:.3f}{self._measured}",
             stays=(figures.val_loss is not None and not self.live) or progress >= 1,
         )
 
@@ -77,7 +79,7 @@ class Display:
             self._open_line = False
 
 
-def _bar(share: float, width: int = 20) -> str:
+def _bar(share: float, width: int = 10) -> str:
     filled = round(share * width)
     return f"[{'#' * filled}{'-' * (width - filled)}] "
 

@@ -134,12 +134,12 @@ def cut(paths: Iterable[Path], piece_bytes: int = PIECE_BYTES) -> Iterator[Piece
             while start < size:
                 stop = min(start + piece_bytes, size)
                 if stop < size:
-                    stop = _line_end(file, stop, size, whole_lines=path.suffix == ".jsonl")
+                    stop = _line_end(file, stop, whole_lines=path.suffix == ".jsonl")
                 yield Piece(path, start, stop, size)
                 start = stop
 
 
-def _line_end(file: BinaryIO, offset: int, size: int, whole_lines: bool) -> int:
+def _line_end(file: BinaryIO, offset: int, whole_lines: bool) -> int:
     """The first place from `offset` on where text may be cut: a line end, else between two characters."""
     file.seek(offset)
     if whole_lines:
@@ -150,8 +150,8 @@ def _line_end(file: BinaryIO, offset: int, size: int, whole_lines: bool) -> int:
     if line_end:
         return offset + line_end
     # Bytes 10xxxxxx continue a UTF-8 character.
-    inside = next((index for index, byte in enumerate(ahead) if byte & 0xC0 != 0x80), 0)
-    return min(offset + inside, size)
+    inside = next((index for index, byte in enumerate(ahead) if byte & 0xC0 != 0x80), len(ahead))
+    return offset + inside
 
 
 def read_piece(piece: Piece, field: str) -> Iterator[Passage]:
@@ -161,7 +161,7 @@ def read_piece(piece: Piece, field: str) -> Iterator[Passage]:
     UnicodeDecodeError where the piece is not UTF-8 text.
     """
     with _opened(piece.path) as file:
-        head = file.read(_KEY_BYTES) if piece.start else b""
+        beginning = file.read(_KEY_BYTES)
         file.seek(piece.start)
         content = file.read(piece.stop - piece.start)
     if b"\0" in content[:8192]:
@@ -169,7 +169,7 @@ def read_piece(piece: Piece, field: str) -> Iterator[Passage]:
     if piece.path.suffix == ".jsonl":
         yield from _json_lines(piece, content, field)
     else:
-        key = _key(head or content, piece.size)
+        key = _key(beginning, piece.size)
         yield Passage(content.decode(), key, piece.ends_file)
 
 

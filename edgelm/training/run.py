@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ from edgelm.training.trainer import BEST, LAST, Trainer
 from edgelm.training.validation import Measure
 from edgelm.training.vocabulary import sample, train_vocabulary
 from edgelm_runtime.errors import ConfigError, OutputError
+from edgelm_runtime.generation import ContextWarning
 from edgelm_runtime.session import default_threads
 from edgelm_runtime.tokenizer import Tokenizer, load_tokenizer
 
@@ -42,6 +44,8 @@ class Outcome:
 
     finished: bool
     step: int
+    writes: bool
+    """Whether this process, of several, is the one that wrote the files and speaks."""
     measure: Measure | None = None
 
 
@@ -78,7 +82,7 @@ def train(
             run.save(out / SAVED)
         finished = trainer.run()
         measure = _finish(trainer) if finished else None
-        return Outcome(finished, trainer.position.step, measure)
+        return Outcome(finished, trainer.position.step, world.writes, measure)
 
 
 def _claim(out: Path, may_be_taken: bool) -> None:
@@ -222,6 +226,8 @@ def sample_text(checkpoint: Checkpoint, prompt: str, length: int = 120) -> str:
     separator = _separator(tokenizer, checkpoint)
     ids = tokenizer.encode(prompt) or [0 if separator is None else separator]
     ends = checkpoint.generation.get("end_ids", [])
-    made = checkpoint.model.generate(ids, end_ids=ends, max_new_tokens=length, temperature=0.7, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ContextWarning)  # a sample may well be longer than a small context
+        made = checkpoint.model.generate(ids, end_ids=ends, max_new_tokens=length, temperature=0.7, seed=0)
     # A vocabulary padded beyond the tokenizer can be sampled from a model that has not learned better.
     return prompt + tokenizer.decode([i for i in made if i < tokenizer.vocab_size], skip_special=True)

@@ -114,15 +114,17 @@ class Trainer:
         self.parallel.train()
         try:
             with stop_requests() as asked:
-                while self.progress < 1.0 and not asked.stop:
+                # Not `asked` itself, which differs between processes until they have agreed.
+                stopping = False
+                while self.progress < 1.0 and not stopping:
                     before = self.progress
-                    row = self._step(started - earlier, asked)
+                    row, stopping = self._step(started - earlier, asked)
                     due = int(self.progress * self.config.validations) > int(before * self.config.validations)
                     if due or self.progress >= 1.0:
                         row = self._validated(row)
                     if figures:
                         figures.add(row)
-                        if due or asked.stop:
+                        if due or stopping:
                             figures.flush()
                         spent = time.perf_counter() - started
                         steps = self.position.step - first_step
@@ -136,8 +138,8 @@ class Trainer:
             self.parallel.eval()
         return finished
 
-    def _step(self, origin: float, asked: StopRequest) -> Figures:
-        """One optimiser step; brings the position up to date."""
+    def _step(self, origin: float, asked: StopRequest) -> tuple[Figures, bool]:
+        """One optimiser step; brings the position up to date. Also says whether any process wants to stop."""
         config, position = self.config, self.position
         rate = learning_rate(self.progress, config.learning_rate, config.warmup, config.final_fraction)
         for group in self.optimizer.param_groups:
@@ -158,10 +160,10 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         position.step += 1
         position.seconds = seconds
-        asked.stop = stop > 0
-        return Figures(
+        row = Figures(
             step=position.step, tokens=self.tokens_seen, seconds=seconds, learning_rate=rate, loss=loss
         )
+        return row, stop > 0
 
     def _gradients(self) -> float:
         """Accumulate this process's gradients of the mean loss, which is returned (nats per token)."""
