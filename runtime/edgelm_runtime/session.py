@@ -5,6 +5,8 @@
 - A provider that is asked for and does not come up is an error; onnxruntime would fall back in silence.
 - A session does not survive a fork: its threads stay in the parent, so that a run, and even its end, would wait
   for ever. A child process leaves what it inherited alone and makes its own at first use.
+- Denormal numbers stay as they are: the option that makes them zero would also change the arithmetic of the
+  program that loads a model, for good (and gained nothing on models that were trained to the end).
 - Telemetry is off unless the environment already says otherwise.
 
 This is the only module that imports onnxruntime.
@@ -189,7 +191,6 @@ def _session_options(threads: int | None, optimize: bool) -> ort.SessionOptions:
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
     options.add_session_config_entry("session.force_spinning_stop", "1")
-    options.add_session_config_entry("session.set_denormal_as_zero", "1")
     # Processors without VNNI saturate when they multiply uint8 by int8 their fast way; take the exact way.
     options.add_session_config_entry("session.x64quantprecision", "1")
     if not optimize:

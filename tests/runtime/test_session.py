@@ -168,3 +168,11 @@ def test_multiprocessing_by_fork() -> None:
     assert queue.get(timeout=30) == lm.generate("abc", max_new_tokens=6).token_ids
     process.join(30)
     assert process.exitcode == 0
+
+
+def test_the_arithmetic_of_the_program_around_is_left_alone() -> None:
+    """onnxruntime can make the whole thread treat denormal numbers as zero; a library may not."""
+    smallest = np.array([5e-324])
+    with load(TINY) as lm:
+        lm.generate("a", max_new_tokens=1)
+        assert float((smallest * 2)[0]) == 1e-323
