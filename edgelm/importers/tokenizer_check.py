@@ -53,7 +53,8 @@ def check_tokenizer(reference: tokenizers.Tokenizer, tokenizer: Tokenizer, sourc
         ids = tokenizer.encode(text)
         if ids != encoded.ids:
             raise TokenizerError(
-                f"{source}: {_shown(text, ids, encoded.ids)}", "this tokenizer cannot be imported exactly"
+                f"{source}: {_shown(text, ids, encoded.ids, tokenizer)}",
+                "this tokenizer cannot be imported exactly",
             )
         back, original = tokenizer.decode(ids), reference.decode(ids, skip_special_tokens=False)
         if back != original:
@@ -72,14 +73,16 @@ def _expressible(text: str, tokenizer: Tokenizer) -> str:
     return "".join(character for character in text if lacking.isdisjoint(character.encode()))
 
 
-def _shown(text: str, ids: list[int], wanted: list[int]) -> str:
-    at = next(
+def _shown(text: str, ids: list[int], wanted: list[int], tokenizer: Tokenizer) -> str:
+    """What to say of a difference: the text around it, and the ids from there on."""
+    same = next(
         (i for i, (a, b) in enumerate(zip(ids, wanted, strict=False)) if a != b), min(len(ids), len(wanted))
     )
-    part = text if len(text) < 120 else text[:120] + "..."
+    place = len(tokenizer.decode(ids[:same]))
+    part = text[max(0, place - 20) : place + 40]
     return (
-        f"{json.dumps(part, ensure_ascii=False)} would give ids {ids[at : at + 8]} "
-        f"instead of {wanted[at : at + 8]} from its token {at} on"
+        f"the text {json.dumps(part, ensure_ascii=False)} would give ids {ids[same : same + 8]} "
+        f"instead of {wanted[same : same + 8]}"
     )
 
 
