@@ -21,7 +21,8 @@ from edgelm_runtime.tokenizer import Tokenizer
 
 CORPUS = (
     "It's a dog's life, they've said; WE'LL see 12345 of 3.14!\n\n\n    if x == y:\n\t\treturn foo_bar(baz[0])  \n"
-    "fünf große Straßen, naïve café; привет мир, как дела; 你好世界今天天气很好; こんにちは; नमस्ते दुनिया; مرحبا 🎉🎈👩‍👩‍👧 "
+    "fünf große Straßen, naïve café; привет мир, как дела; 你好世界今天天气很好; こんにちは; नमस्ते दुनिया; "
+    "مرحبا 🎉🎈👩‍👩‍👧 "
     "Cafe\u0301 e\u0301te\u0301   a  b   c    d\r\nend\r\n"
 ) * 4  # fmt: skip
 
@@ -129,7 +130,7 @@ def sentencepiece(style: str) -> tokenizers.Tokenizer:
     vocab = {piece: i for i, piece in enumerate(order)}
     rank = {piece: i for i, piece in enumerate(pieces) if len(piece) > 1}
     merges = sorted(
-        ((rank[p], p[:i], p[i:]) for p in rank for i in range(1, len(p)) if p[:i] in vocab and p[i:] in vocab)
+        (rank[p], p[:i], p[i:]) for p in rank for i in range(1, len(p)) if p[:i] in vocab and p[i:] in vocab
     )
     tokenizer = tokenizers.Tokenizer(
         models.BPE(
@@ -205,7 +206,7 @@ def test_other_kinds_are_refused_by_name(values: dict[str, Any], named: str) -> 
 def test_a_difference_is_an_error_that_shows_the_string(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pattern that is nearly right: digits in groups of three instead of one by one."""
     monkeypatch.setattr("edgelm.importers.pretokenizers.GPT2_SINGLE_DIGITS", GPT2)
-    with pytest.raises(TokenizerError, match=r'".*1.*" would give ids'):
+    with pytest.raises(TokenizerError, match=r'the text ".*\d.*" would give ids'):
         convert(json.loads(trained(single_digits()).to_str()), "x")
 
 
@@ -260,7 +261,7 @@ class Malicious:
 def test_character_tables_run_nothing(protocol: int, tmp_path: Path) -> None:
     path = tmp_path / "meta.pkl"
     path.write_bytes(pickle.dumps({"stoi": {"a": 0}, "x": Malicious()}, protocol))
-    with pytest.raises(TokenizerError, match="posix.system|nt.system"):
+    with pytest.raises(TokenizerError, match=r"(posix|nt)\.system"):
         character_tokenizer(path)
 
 
@@ -269,7 +270,6 @@ def test_damaged_character_tables_allocate_nothing(tmp_path: Path) -> None:
     damaged = [
         good[:-4],
         b"",
-        good[2:],
         b"\x80\x04K\x01r\xff\xff\xff\x7f.",
         b"\x80\x04\x8e" + b"\xff" * 6 + b"\x00\x00a.",
     ]
