@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from edgelm_runtime.errors import OptionError
 
 if TYPE_CHECKING:
     from edgelm_runtime import LanguageModel
@@ -113,3 +117,15 @@ def parse_ids(text: str) -> list[int]:
         raise click.BadParameter(
             f"this model takes token ids, and {text[:40]!r} is not a list of them", param_hint="PROMPT"
         ) from None
+
+
+def read_text(source: str | Path) -> str:
+    """The text of a file, or of standard input where `source` is -. Raises OptionError where it is not readable."""
+    if str(source) == "-":
+        return sys.stdin.buffer.read().decode(errors="replace")
+    try:
+        return Path(source).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{source} is not UTF-8 text", "convert it first") from error
+    except OSError as error:
+        raise OptionError(f"cannot read {source}: {error.strerror}", "check the path") from error

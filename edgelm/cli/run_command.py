@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgelm.cli.options import generation_options, generation_values, load_model, loading_options, parse_ids
-from edgelm_runtime.errors import OptionError
+from edgelm.cli.options import (
+    generation_options,
+    generation_values,
+    load_model,
+    loading_options,
+    parse_ids,
+    read_text,
+)
 
 if TYPE_CHECKING:
     from edgelm_runtime import LanguageModel, Stats
@@ -101,7 +107,7 @@ def _constraint(options: dict[str, Any]) -> dict[str, Any]:
     given = {
         "choices": list(options["choice"]) or None,
         "regex": options["regex"],
-        "json_schema": _read(schema) if schema is not None else None,
+        "json_schema": read_text(schema) if schema is not None else None,
     }
     return {name: value for name, value in given.items() if value is not None}
 
@@ -122,20 +128,11 @@ def _model_and_prompt(
     if len(sources) + (file is not None) > 1:
         raise click.UsageError("the prompt is given twice; give it as argument, with -p or with -f")
     if file is not None:
-        return model, _read(file)
+        return model, read_text(file)
     if sources:
         return model, sources[0]
     if sys.stdin.isatty():
         raise click.UsageError(
             "there is no prompt; give it as argument, with -p, with -f or on standard input"
         )
-    return model, sys.stdin.buffer.read().decode(errors="replace")
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{file} is not UTF-8 text", "convert it first") from error
-    except OSError as error:
-        raise OptionError(f"cannot read {file}: {error.strerror}", "check the path") from error
+    return model, read_text("-")

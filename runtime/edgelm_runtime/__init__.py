@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from edgelm_runtime.conversation import Conversation
     from edgelm_runtime.decoder import Decoder, RecomputeDecoder
     from edgelm_runtime.errors import (
         ClosedError,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ClosedError",
     "ContextWarning",
+    "Conversation",
     "Decoder",
     "EdgelmError",
     "Generation",
@@ -66,9 +68,10 @@ __all__ = [
 
 _MODULES = {
     "Decoder": "decoder", "RecomputeDecoder": "decoder", "ContextWarning": "generation", "Stats": "generation",
-    "generate_ids": "generation", "Generation": "language_model", "LanguageModel": "language_model",
-    "load": "loading", "ModelFile": "model_file", "Limits": "row", "Piece": "row", "Sampling": "sampler",
-    "Score": "scoring", "Tokenizer": "tokenizer", "byte_tokenizer": "tokenizer", "load_tokenizer": "tokenizer",
+    "Conversation": "conversation", "generate_ids": "generation", "Generation": "language_model",
+    "LanguageModel": "language_model", "load": "loading", "ModelFile": "model_file", "Limits": "row", "Piece": "row",
+    "Sampling": "sampler", "Score": "scoring", "Tokenizer": "tokenizer", "byte_tokenizer": "tokenizer",
+    "load_tokenizer": "tokenizer",
 }  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,15 @@ class Score:
     def bits_per_byte(self) -> float:
         """Bits that the model needs per byte of text; NaN without a tokenizer."""
         return -float(self.logprobs.sum()) / math.log(2) / self.byte_count if self.byte_count else math.nan
+
+
+def combined(scores: Sequence[Score]) -> Score:
+    """The score of several texts together, each predicted from its own beginning."""
+    return Score(
+        [token_id for score in scores for token_id in score.token_ids],
+        np.concatenate([score.logprobs for score in scores]),
+        sum(score.byte_count for score in scores),
+    )
 
 
 def score_ids(

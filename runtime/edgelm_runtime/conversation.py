@@ -1,0 +1,66 @@
+"""A conversation that remembers: the messages so far, cut to what the model can see."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+from edgelm_runtime.language_model import LanguageModel
+from edgelm_runtime.row import Limits, Piece
+from edgelm_runtime.sampler import whole
+
+
+class Conversation:
+    """A talk with `lm`, from an optional `system` message on. Not for several threads at once.
+
+    `messages` is the list that `LanguageModel.chat` takes, and may be read, saved and changed between
+    questions. When prompt and answer would not fit into the context, the oldest exchange is forgotten, and not
+    the system message; `forgotten` counts them.
+    """
+
+    def __init__(self, lm: LanguageModel, system: str | None = None) -> None:
+        self.lm = lm
+        self.system = system
+        self.messages: list[dict[str, str]] = []
+        self.forgotten = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything but the system message."""
+        self.messages = [{"role": "system", "content": self.system}] if self.system else []
+        self.forgotten = 0
+
+    def ask(self, text: str, **options: Any) -> Generator[Piece, None, None]:
+        """Stream the answer to `text`; options are those of `LanguageModel.stream`.
+
+        Question and answer are remembered when the stream ends. An answer that is broken off, by closing the
+        iterator, is kept as far as it came. Raises what `stream_chat` raises.
+        """
+        limit = options.get("max_new_tokens", self.lm.info.generation.get("max_new_tokens"))
+        messages = self._fitting(
+            [*self.messages, {"role": "user", "content": text}],
+            Limits.max_new_tokens if limit is None else limit,
+        )
+        return self._answer(messages, self.lm.stream_chat(messages, **options))
+
+    def _answer(
+        self, messages: list[dict[str, str]], stream: Iterator[Piece]
+    ) -> Generator[Piece, None, None]:
+        said = []
+        try:
+            for piece in stream:
+                said.append(piece.text)
+                yield piece
+        finally:
+            self.forgotten += (len(self.messages) + 1 - len(messages)) // 2
+            self.messages = [*messages, {"role": "assistant", "content": "".join(said).strip()}]
+
+    def _fitting(self, messages: list[dict[str, str]], max_new_tokens: int) -> list[dict[str, str]]:
+        """`messages` without the oldest exchanges, so that an answer, of half the context at most, has room."""
+        whole("max_new_tokens", max_new_tokens, 0)
+        context = self.lm.info.context_length
+        room = context - min(max_new_tokens, context // 2)
+        first = 1 if messages[0]["role"] == "system" else 0
+        while len(messages) - first > 2 and len(self.lm.chat_prompt(messages)) > room:
+            messages = messages[:first] + messages[first + 2 :]
+        return messages
