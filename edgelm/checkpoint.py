@@ -94,6 +94,11 @@ def build_model(config: ModelConfig, weights: dict[str, torch.Tensor], source: s
 
     Raises CheckpointError that lists missing, unknown and ill-shaped weights; `source` names their origin.
     """
+    # A damaged figure must not build a million layers before the weights are looked at.
+    if config.num_layers > len(weights):
+        raise CheckpointError(
+            f"{source} speaks of {config.num_layers} layers and holds {len(weights)} weights"
+        )
     with torch.device("meta"):
         model = Transformer(config)
     expected = {name: tuple(weight.shape) for name, weight in _stored_weights(model).items()}

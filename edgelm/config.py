@@ -18,6 +18,9 @@ Norm = Literal["layernorm", "rmsnorm"]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 Position = Literal["learned", "rotary"]
 Init = Literal["gpt2", "pytorch"]
+
+# Rotary tables and learned positions are made for the whole context, so a damaged figure must not pass.
+LONGEST_CONTEXT = 1 << 20
 RopeScalingKind = Literal["linear", "llama3", "yarn", "divisors"]
 
 
@@ -122,6 +125,8 @@ class ModelConfig:
             _whole(name, getattr(self, name), least=1)
         for name in ("num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window"):
             _whole(name, getattr(self, name), least=0)
+        if self.context_length > LONGEST_CONTEXT:
+            raise ConfigError(f"context_length is {self.context_length}", f"give at most {LONGEST_CONTEXT}")
         _one_of("norm", self.norm, get_args(Norm))
         _one_of("activation", self.activation, get_args(Activation))
         _one_of("position", self.position, get_args(Position))

@@ -36,31 +36,64 @@ NEO = {"vocab_size": VOCAB, "max_position_embeddings": 64, "hidden_size": 36, "n
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2", GPT2),
     "gpt2 narrow mlp, untied": ("GPT2", {**GPT2, "n_inner": 24, "tie_word_embeddings": False}),
-    "gpt2 square, unscaled, relu": ("GPT2", {**GPT2, "n_inner": 40, "scale_attn_weights": False, "activation_function": "relu"}),
+    "gpt2 square, unscaled, relu": (
+        "GPT2",
+        {**GPT2, "n_inner": 40, "scale_attn_weights": False, "activation_function": "relu"},
+    ),
     "llama": ("Llama", LLAMA),
-    "llama tied, one kv head, odd head_dim": ("Llama", {**LLAMA, "num_key_value_heads": 1, "head_dim": 18, "tie_word_embeddings": True}),
-    "llama biases, as many kv heads": ("Llama", {**LLAMA, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True}),
+    "llama tied, one kv head, odd head_dim": (
+        "Llama",
+        {**LLAMA, "num_key_value_heads": 1, "head_dim": 18, "tie_word_embeddings": True},
+    ),
+    "llama biases, as many kv heads": (
+        "Llama",
+        {**LLAMA, "num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
+    ),
     "llama rope llama3": ("Llama", {**LLAMA, "rope_parameters": LLAMA3_ROPE}),
-    "llama rope linear": ("Llama", {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}}),
+    "llama rope linear": (
+        "Llama",
+        {**LLAMA, "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 500.0}},
+    ),
     "llama rope yarn": ("Llama", {**LLAMA, "rope_parameters": YARN}),
-    "llama rope yarn, mscale": ("Llama", {**LLAMA, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 8.0}}),
+    "llama rope yarn, mscale": (
+        "Llama",
+        {**LLAMA, "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.2, "beta_fast": 8.0}},
+    ),
     "mistral window": ("Mistral", {**LLAMA, "sliding_window": 6}),
+    "mistral window over everything": ("Mistral", {**LLAMA, "sliding_window": 64}),
     "mistral no window, head_dim": ("Mistral", {**LLAMA, "sliding_window": None, "head_dim": 20}),
     "qwen2": ("Qwen2", LLAMA),
-    "qwen2 window": ("Qwen2", {**LLAMA, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}),
+    "qwen2 window": (
+        "Qwen2",
+        {**LLAMA, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3", {**LLAMA, "head_dim": 14}),
-    "qwen3 bias, tied": ("Qwen3", {**LLAMA, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True}),
+    "qwen3 bias, tied": (
+        "Qwen3",
+        {**LLAMA, "head_dim": 16, "attention_bias": True, "tie_word_embeddings": True},
+    ),
     "gpt_neox": ("GPTNeoX", NEOX),
-    "gpt_neox sequential, half rotary": ("GPTNeoX", {**NEOX, "use_parallel_residual": False, "rotary_pct": 0.5, "hidden_act": "gelu_new"}),
+    "gpt_neox sequential, half rotary": (
+        "GPTNeoX",
+        {**NEOX, "use_parallel_residual": False, "rotary_pct": 0.5, "hidden_act": "gelu_new"},
+    ),
     "gpt_neox no bias, whole rotary": ("GPTNeoX", {**NEOX, "attention_bias": False, "rotary_pct": 1.0}),
     "gpt_neo": ("GPTNeo", NEO),
     "gpt_neo narrow mlp": ("GPTNeo", {**NEO, "intermediate_size": 20, "activation_function": "gelu"}),
     "gemma3_text": ("Gemma3", {**GEMMA, "sliding_window_pattern": 2}),
-    "gemma3_text capped, scaled": ("Gemma3", {**GEMMA, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
-        "final_logit_softcapping": 2.5,
-        "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
-                            "sliding_attention": {"rope_type": "default", "rope_theta": 5e3}}}),
-}  # fmt: skip
+    "gemma3_text capped, scaled": (
+        "Gemma3",
+        {
+            **GEMMA,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "final_logit_softcapping": 2.5,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            },
+        },
+    ),
+}
 
 
 def build(name: str, **further: Any) -> Any:
@@ -196,7 +229,7 @@ def test_missing_and_unknown_weights_are_listed(tmp_path: Path) -> None:
         ("llama", {"hidden_act": "laplace"}, "laplace"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
         ("llama", {"num_hidden_layers": 10**9}, "1000000000 layers"),
-        ("llama", {"max_position_embeddings": 10**12}, "1000000000000 tokens"),
+        ("llama", {"max_position_embeddings": 10**12}, "context_length is 1000000000000"),
         ("llama", {"head_dim": 12.5}, "head_dim is 12.5"),
         ("llama", {"num_key_value_heads": 3}, "num_kv_heads 3"),
         ("llama", {"num_attention_heads": 10**9}, "qkv.weight"),

@@ -7,8 +7,6 @@ import argparse
 import json
 import os
 import pickle
-import subprocess
-import sys
 import time
 import zipfile
 from pathlib import Path
@@ -18,9 +16,11 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
+from click.testing import CliRunner
 from torch import nn
 
 from edgelm.checkpoint import load_checkpoint
+from edgelm.cli.import_command import command
 from edgelm.importers import load_source
 from edgelm_runtime.errors import CheckpointError, EdgelmError, TokenizerError
 from tests.published_models import NanoGPT, Seed
@@ -320,24 +320,12 @@ def test_import_command(tmp_path: Path) -> None:
     model = random_weights(Seed(vocab=300))
     torch.save({"model_state_dict": model.state_dict()}, tmp_path / "m.pt")
     reference.save(str(tmp_path / "tokenizer.json"))
-    run = [sys.executable, "-m", "edgelm", "import", str(tmp_path / "m.pt"), "--out", str(tmp_path / "out")]
-    root = Path(__file__).parent.parent
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(str(root / part) for part in ("", "export", "runtime")),
-    }
-    done = subprocess.run(
-        [*run, "--tokenizer", str(tmp_path / "tokenizer.json")],
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0 and "300" not in done.stderr, done.stderr
+    arguments = [str(tmp_path / "m.pt"), "--out", str(tmp_path / "out"), "--tokenizer"]
+    done = CliRunner().invoke(command, [*arguments, str(tmp_path / "tokenizer.json")])
+    assert done.exit_code == 0 and "context 26" in done.output, done.output
     checkpoint = load_checkpoint(tmp_path / "out")
     assert checkpoint.tokenizer is not None
     assert checkpoint.tokenizer.encode("the thing") == reference.encode("the thing").ids
     compare(tmp_path / "out", model, 256, tokenizer=None)
-    failed = subprocess.run(
-        [*run, "--tokenizer", "nonsense"], env=environment, capture_output=True, text=True
-    )
-    assert failed.returncode == 1 and len(failed.stderr.splitlines()) == 1 and "nonsense" in failed.stderr
+    failed = CliRunner().invoke(command, [*arguments, "nonsense"])
+    assert isinstance(failed.exception, EdgelmError) and "nonsense" in str(failed.exception)

@@ -44,9 +44,10 @@ def halves_apart(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.
 
 
 def _halved(rows: torch.Tensor, heads: int, config: ModelConfig) -> torch.Tensor:
+    each = rows.view(heads, config.head_dim, *rows.shape[1:])  # fails for figures that do not fit
     rotary = config.rotary_dim
     order = [*range(0, rotary, 2), *range(1, rotary, 2), *range(rotary, config.head_dim)]
-    return rows.view(heads, config.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape)
+    return each[:, order].reshape(rows.shape)
 
 
 def _both(target: str, *sources: str, arrange: Arrange = join) -> tuple[Rule, Rule]:

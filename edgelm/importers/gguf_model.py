@@ -17,7 +17,7 @@ from edgelm.config import ModelConfig, RopeScaling
 from edgelm.importers.families import GGUF_GPT2, GGUF_LLAMA, GGUF_QWEN
 from edgelm.importers.gguf_file import GgufFile
 from edgelm.importers.gguf_tokenizer import gguf_tokenizer
-from edgelm.importers.huggingface_config import LONGEST_CONTEXT, Settings
+from edgelm.importers.huggingface_config import Settings
 from edgelm.importers.mapping import Family, Weights, take_weights
 from edgelm.importers.tokenizer_json import ImportedTokenizer
 from edgelm.importers.tokenizer_source import choose_tokenizer
@@ -66,18 +66,17 @@ def gguf_config(file: GgufFile) -> tuple[ModelConfig, Family]:
     embedding = weights.get(family.embedding)
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"the weights of {source} do not fit: missing {family.embedding}")
-    layers, context = settings.whole("block_count"), settings.whole("context_length")
-    if layers != family.layers(weights) or context > LONGEST_CONTEXT:
+    layers = settings.whole("block_count")
+    if layers != family.layers(weights):
         raise CheckpointError(
-            f"{source} speaks of {layers} layers and a context of {context}, it holds {family.layers(weights)} layers",
-            "get the file again",
+            f"{source} speaks of {layers} layers and holds {family.layers(weights)}", "get the file again"
         )
     fields = _gpt2(settings) if kind == "gpt2" else _llama(settings, weights, kind)
     if kind == "gemma3":
         fields |= _gemma3(settings, layers, fields)
     config = ModelConfig(
         vocab_size=embedding.shape[0], tied_head=family.tied(weights), num_layers=layers,
-        context_length=context, width=settings.whole("embedding_length"),
+        context_length=settings.whole("context_length"), width=settings.whole("embedding_length"),
         mlp_width=settings.whole("feed_forward_length"), **fields,
     )  # fmt: skip
     return config, family
@@ -159,8 +158,8 @@ def _generation(file: GgufFile, found: ImportedTokenizer | None) -> dict[str, An
     special = found.tokenizer.special if found else {}
     ends += [special.get(name) for name in END_NAMES]
     generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if isinstance(end, int)))}
-    if found is not None and found.bos_id is not None:
-        generation |= {"bos_id": found.bos_id, "add_bos": True}
+    if isinstance(bos := meta.get("tokenizer.ggml.bos_token_id"), int):
+        generation |= {"bos_id": bos, "add_bos": found is not None and found.bos_id == bos}
     if isinstance(template := meta.get("tokenizer.chat_template"), str):
         generation["chat_template"] = template
     return generation

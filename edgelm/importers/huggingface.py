@@ -119,8 +119,10 @@ def _generation(folder: Path, settings: Mapping[str, Any], found: ImportedTokeni
     ends = [special.get(_content(about.get("eos_token")) or "")]
     ends += [*_ids(defaults.get("eos_token_id")), *_ids(settings.get("eos_token_id"))]
     generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if end is not None))}
-    if found is not None and found.bos_id is not None:
-        generation |= {"bos_id": found.bos_id, "add_bos": True}
+    added = found.bos_id if found else None
+    bos = added if added is not None else special.get(_content(about.get("bos_token")) or "")
+    if bos is not None:
+        generation |= {"bos_id": bos, "add_bos": added is not None}
     if template := _chat_template(folder, about):
         generation["chat_template"] = template
     if defaults.get("do_sample"):

@@ -21,8 +21,8 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu",
 }  # fmt: skip
-# A longer table of rotations would cost more than the models that this project is for.
-LONGEST_CONTEXT = 1 << 20
+# How the families call the number of layers.
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
 
 class Settings:
@@ -67,7 +67,8 @@ class Settings:
                 raise self.refused(name)
 
 
-Reader = Callable[[Settings, Weights, Family], dict[str, Any]]
+Reader = Callable[[Settings, Weights, int], dict[str, Any]]
+"""(config.json, tensors, how many layers the tensors make) -> fields of the config."""
 
 
 def read_config(values: Mapping[str, Any], weights: Weights, source: str) -> tuple[ModelConfig, Family]:
@@ -82,33 +83,31 @@ def read_config(values: Mapping[str, Any], weights: Weights, source: str) -> tup
         raise CheckpointError(f"{source} is quantised ({method})", "give the unquantised weights")
     family, reader = FAMILIES[kind]
     settings = Settings(values, source)
-    fields = reader(settings, weights, family)
     embedding = weights.get(family.embedding)
     if embedding is None or len(embedding.shape) != 2:
         raise CheckpointError(f"the weights of {source} do not fit: missing {family.embedding}")
     layers = family.layers(weights)
-    if fields["num_layers"] != layers:
+    said = settings.whole(next((name for name in LAYERS if name in values), LAYERS[0]))
+    if said != layers:
         raise CheckpointError(
-            f"{source}: config.json speaks of {fields['num_layers']} layers, the weights of {layers}",
-            "get the files again",
+            f"{source}: config.json speaks of {said} layers, the weights of {layers}", "get the files again"
         )
-    if fields["context_length"] > LONGEST_CONTEXT:
-        raise CheckpointError(
-            f"{source}: a context of {fields['context_length']} tokens",
-            f"at most {LONGEST_CONTEXT} can be imported",
-        )
-    config = ModelConfig(vocab_size=embedding.shape[0], tied_head=family.tied(weights), **fields)
+    fields = reader(settings, weights, layers)
+    if fields.get("sliding_window", 0) >= fields["context_length"] and "local_rope_theta" not in fields:
+        del fields["sliding_window"], fields["local_layers"]  # a window over everything is none
+    config = ModelConfig(
+        vocab_size=embedding.shape[0], num_layers=layers, tied_head=family.tied(weights), **fields
+    )
     return config, family
 
 
-def _gpt2(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+def _gpt2(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:
     settings.require(scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
     width = settings.whole("n_embd")
     unscaled = settings.values.get("scale_attn_weights") is False
     return {
         "context_length": settings.whole("n_positions"),
         "width": width,
-        "num_layers": settings.whole("n_layer"),
         "num_heads": settings.whole("n_head"),
         "mlp_width": settings.whole("n_inner", 4 * width),
         "activation": settings.activation("activation_function", "gelu_new"),
@@ -117,13 +116,12 @@ def _gpt2(settings: Settings, weights: Weights, family: Family) -> dict[str, Any
     }
 
 
-def _gpt_neo(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
-    width, layers = settings.whole("hidden_size"), settings.whole("num_layers")
+def _gpt_neo(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:
+    width = settings.whole("hidden_size")
     kinds = _attention_kinds(settings, layers)
     return {
         "context_length": settings.whole("max_position_embeddings"),
         "width": width,
-        "num_layers": layers,
         "num_heads": settings.whole("num_heads"),
         "mlp_width": settings.whole("intermediate_size", 4 * width),
         "activation": settings.activation("activation_function", "gelu_new"),
@@ -147,13 +145,12 @@ def _attention_kinds(settings: Settings, layers: int) -> list[str]:
     return kinds
 
 
-def _gpt_neox(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+def _gpt_neox(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:
     heads, width = settings.whole("num_attention_heads"), settings.whole("hidden_size")
     bias = "layers.0.attention.dense.bias" in weights
     return {
         "context_length": settings.whole("max_position_embeddings"),
         "width": width,
-        "num_layers": settings.whole("num_hidden_layers"),
         "num_heads": heads,
         "mlp_width": settings.whole("intermediate_size", 4 * width),
         "activation": settings.activation("hidden_act", "gelu"),
@@ -165,13 +162,12 @@ def _gpt_neox(settings: Settings, weights: Weights, family: Family) -> dict[str,
     }
 
 
-def _llama(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+def _llama(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:
     heads, width = settings.whole("num_attention_heads"), settings.whole("hidden_size")
     head_dim = settings.whole("head_dim", width // heads)
     return {
         "context_length": settings.whole("max_position_embeddings"),
         "width": width,
-        "num_layers": settings.whole("num_hidden_layers"),
         "num_heads": heads,
         "num_kv_heads": settings.whole("num_key_value_heads", heads),
         "head_dim": head_dim,
@@ -188,30 +184,30 @@ def _llama(settings: Settings, weights: Weights, family: Family) -> dict[str, An
     }
 
 
-def _mistral(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
-    fields = _llama(settings, weights, family)
+def _mistral(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:
+    fields = _llama(settings, weights, layers)
     window = settings.values.get("sliding_window")
     if window is not None:
         fields |= _window(settings, settings.whole("sliding_window"), [True])
     return fields
 
 
-def _qwen(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
-    fields = _llama(settings, weights, family)
+def _qwen(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:
+    fields = _llama(settings, weights, layers)
     if settings.values.get("use_sliding_window") and settings.values.get("sliding_window") is not None:
-        layers, first = fields["num_layers"], settings.values.get("max_window_layers", 28)
-        local = _layer_types(settings, layers) or [layer >= first for layer in range(min(layers, 1024))]
+        first = settings.number("max_window_layers", 28)
+        local = _layer_types(settings, layers) or [layer >= first for layer in range(layers)]
         fields |= _window(settings, settings.whole("sliding_window"), local)
     return fields
 
 
-def _gemma3(settings: Settings, weights: Weights, family: Family) -> dict[str, Any]:
+def _gemma3(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:
     settings.require(use_bidirectional_attention=False)
     if settings.values.get("attn_logit_softcapping") is not None:
         raise settings.refused("attn_logit_softcapping")
-    fields = _llama(settings, weights, family)
-    layers, pattern = fields["num_layers"], settings.whole("sliding_window_pattern", 6)
-    local = _layer_types(settings, layers) or [(i + 1) % pattern != 0 for i in range(min(layers, 1024))]
+    fields = _llama(settings, weights, layers)
+    pattern = settings.whole("sliding_window_pattern", 6)
+    local = _layer_types(settings, layers) or [(layer + 1) % pattern != 0 for layer in range(layers)]
     head_dim = settings.whole("head_dim", 256)
     fields |= {
         "head_dim": head_dim,
