@@ -46,6 +46,13 @@ LOADING = (
         "-e", "--provider", default="auto", show_default=True, help="auto, cpu, cuda or another's name."
     ),
     click.option("--threads", type=int, help="CPU threads. [what this process may use]"),
+    click.option(
+        "--decode",
+        type=click.Choice(["auto", "recompute", "cached"]),
+        default="auto",
+        show_default=True,
+        help="Compute the whole window at each step, go on from a cache, or what is faster.",
+    ),
     click.option("--tokenizer", metavar="PATH|NAME", help="For a plain ONNX model: its tokenizer."),
     click.option("--context-length", type=int, help="For a plain ONNX model: its context, in tokens."),
 )
@@ -95,6 +102,7 @@ def load_model(model: str | None, options: dict[str, Any]) -> LanguageModel:
         model,
         options.pop("provider"),
         options.pop("threads"),
+        decode=options.pop("decode"),
         tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
         context_length=options.pop("context_length"),
     )

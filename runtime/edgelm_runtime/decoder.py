@@ -8,13 +8,13 @@ padded on the right, so a batch needs no mask.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.session import Session, empty_like_input
+from edgelm_runtime.session import Session, TensorInfo, empty_like_input
 
 Ids = NDArray[np.int64]
 Logits = NDArray[np.floating[Any]]
@@ -38,18 +38,14 @@ class RecomputeDecoder:
         self.context_length = context_length
         self.vocab_size = vocab_size
         self._session = session
-        # A file made for a cache runs without one too: the past is empty and nothing is kept of it.
-        self._past = [info for name, info in session.inputs.items() if name.startswith("past_key_values.")]
-        self._cached = "cache_length" in session.inputs
+        self._inputs = session.inputs
 
     def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
         feeds: dict[str, NDArray[Any]] = {
             "input_ids": padded(rows),
             "logits_at": last_positions(rows, counts),
+            **empty_cache(self._inputs, len(rows)),
         }
-        if self._cached:
-            feeds["cache_length"] = np.zeros(len(rows), np.int64)
-            feeds |= {info.name: empty_like_input(info, len(rows)) for info in self._past}
         logits = self._session.run(("logits",), feeds)[0]
         ends = zip(logits, counts, strict=True)
         return [row[len(row) - count :, : self.vocab_size] for row, count in ends]
@@ -73,12 +69,20 @@ class ForeignDecoder:
             feeds["attention_mask"] = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
         if "position_ids" in self._inputs:
             feeds["position_ids"] = np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
-        for name, info in self._inputs.items():
-            if name.startswith("past_key_values."):
-                feeds[name] = empty_like_input(info, len(rows))
+        feeds |= empty_cache(self._inputs, len(rows))
         logits = self._session.run(("logits",), feeds)[0]
         ends = zip(logits, lengths, counts, strict=True)
         return [row[length - count : length, : self.vocab_size] for row, length, count in ends]
+
+
+def empty_cache(inputs: Mapping[str, TensorInfo], batch: int) -> dict[str, NDArray[Any]]:
+    """What a graph with a cache wants to be fed to run without one: a past of no tokens. Empty for other graphs."""
+    feeds = {
+        name: empty_like_input(info, batch)
+        for name, info in inputs.items()
+        if name.startswith("past_key_values.")
+    }
+    return {**feeds, "cache_length": np.zeros(batch, np.int64)} if "cache_length" in inputs else feeds
 
 
 def padded(rows: Sequence[Ids]) -> Ids:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import padded
+from edgelm_runtime.decoder import empty_cache, padded
 from edgelm_runtime.errors import ModelFileError, OptionError
 from edgelm_runtime.sampler import whole
 from edgelm_runtime.session import Session
@@ -46,7 +46,11 @@ def embed_rows(
 
 def _states(session: Session, rows: Sequence[NDArray[np.int64]], layer: Layer) -> list[Floats]:
     """States (T, width) of each row. Asking for the logits of no position leaves the head out."""
-    feeds = {"input_ids": padded(rows), "logits_at": np.zeros((1, 0), np.int64)}
+    feeds = {
+        "input_ids": padded(rows),
+        "logits_at": np.zeros((1, 0), np.int64),
+        **empty_cache(session.inputs, len(rows)),
+    }
     output = session.run((layer,), feeds)[0]
     return [state[: len(row)].astype(np.float32) for state, row in zip(output, rows, strict=True)]
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime import chat as chat_format
+from edgelm_runtime.cached import CachedDecoder
 from edgelm_runtime.constraint import Constraint, make_constraint
 from edgelm_runtime.decoder import Decoder
 from edgelm_runtime.embedding import Layer, Pooling, embed_rows
@@ -267,6 +268,8 @@ class LanguageModel:
     def close(self) -> None:
         """Free the model. Later calls raise ClosedError."""
         self._session.close()
+        if isinstance(self._decoder, CachedDecoder):
+            self._decoder.clear()
 
     def __enter__(self) -> LanguageModel:
         return self

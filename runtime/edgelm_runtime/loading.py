@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal, get_args
 
+from edgelm_runtime.cached import CachedDecoder
 from edgelm_runtime.decoder import Decoder, ForeignDecoder, RecomputeDecoder
 from edgelm_runtime.errors import ModelFileError, OptionError
 from edgelm_runtime.language_model import LanguageModel
@@ -16,20 +18,24 @@ from edgelm_runtime.tokenizer import Tokenizer
 
 BUNDLED = "python.onnx"
 
+Decode = Literal["auto", "recompute", "cached"]
+
 
 def load(
     path: str | Path | bytes | None = None,
     provider: str = "auto",
     threads: int | None = None,
     *,
+    decode: Decode = "auto",
     tokenizer: Tokenizer | None = None,
     context_length: int | None = None,
 ) -> LanguageModel:
     """Load a model file, or its bytes; None loads the model that ships with edgelm.
 
     `provider`: auto, cpu, cuda, or another that this onnxruntime has. `threads`: default is what the process
-    may use. `tokenizer` is for model files that have none; with `context_length`, in tokens, a plain ONNX language
-    model without edgelm's metadata runs too.
+    may use. `decode`: `recompute` the window at every step, go on from what is `cached` (needs a file with a cache),
+    or `auto`: the cache, where there is one and the CPU runs. `tokenizer` is for model files that have none;
+    with `context_length`, in tokens, a plain ONNX language model without edgelm's metadata runs too.
 
     Raises ModelFileError where the file is missing, damaged or of a newer format, ProviderError where the
     provider asked for does not run, OptionError for what the file settles itself.
@@ -40,11 +46,28 @@ def load(
     session = Session(source, provider, threads)
     if context_length is None or is_model_file(session.metadata):
         info = _with_tokenizer(read_model_file(session, name), name, tokenizer, context_length)
-        decoder: Decoder = RecomputeDecoder(session, info.context_length, info.vocab_size)
+        decoder = _choose_decoder(decode, session, info, name)
     else:
+        if decode == "cached":
+            raise OptionError(f"decode is 'cached', and {name} is no file of edgelm", "leave it out")
         info = _foreign(session, name, tokenizer, context_length)
         decoder = ForeignDecoder(session, info.context_length, info.vocab_size)
     return LanguageModel(session, info, decoder, time.perf_counter() - started)
+
+
+def _choose_decoder(decode: Decode, session: Session, info: ModelFile, name: str) -> Decoder:
+    if decode not in get_args(Decode):
+        raise OptionError(f"decode is {decode!r}", f"choose one of {', '.join(get_args(Decode))}")
+    has_cache = "cache_length" in session.inputs
+    if decode == "cached" and not has_cache:
+        raise OptionError(
+            f"decode is 'cached', and {name} was exported without a cache", "export it with --kv-cache"
+        )
+    # The cache lies in the CPU's memory: to another device it would travel at every step.
+    pays = has_cache and session.provider.startswith("CPU")
+    if decode == "cached" or (decode == "auto" and pays):
+        return CachedDecoder(session, info.context_length, info.vocab_size)
+    return RecomputeDecoder(session, info.context_length, info.vocab_size)
 
 
 def _with_tokenizer(

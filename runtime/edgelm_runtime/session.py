@@ -99,10 +99,16 @@ class Session:
         try:
             results: list[NDArray[Any]] = session.run(list(outputs), dict(feeds))
         except Exception as error:  # onnxruntime raises classes of its own with no common base
-            raise ModelFileError(
-                f"the graph failed: {_one_line(error)}", "check the model with `edgelm verify`"
-            ) from error
+            raise _failed(error) from error
         return results
+
+    def run_bound(self, binding: Any) -> None:
+        """Compute what an I/O binding of `raw` asks for. Raises as `run` does."""
+        session = self.raw
+        try:
+            session.run_with_iobinding(binding)
+        except Exception as error:
+            raise _failed(error) from error
 
     @property
     def raw(self) -> Any:
@@ -140,6 +146,10 @@ def _leave_sessions_to_parent() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_leave_sessions_to_parent)
+
+
+def _failed(error: Exception) -> ModelFileError:
+    return ModelFileError(f"the graph failed: {_one_line(error)}", "check the model with `edgelm verify`")
 
 
 def choose_providers(provider: str) -> list[str]:

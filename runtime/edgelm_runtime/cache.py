@@ -1,0 +1,205 @@
+"""One key-value cache: buffers that the graph updates in place, and the token ids that they stand for.
+
+A cache has a slot for each row of a batch. All layers' keys and values lie in arrays (slots, kv_heads, capacity,
+head_dim) that are input and output of the graph at once, bound by address, so a step copies nothing. What lies behind a
+slot's ids is never read, and a slot is shortened by forgetting ids.
+
+Rows with one new token each are one run; others run one at a time, since the attention operator takes chunks
+behind a past of single rows only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm_runtime.decoder import Logits
+from edgelm_runtime.session import Session, empty_like_input
+
+Ids = NDArray[np.int64]
+
+SMALLEST_CAPACITY = 256
+"""Tokens. Buffers grow by doubling, so a short text costs little memory and a long one few copies."""
+
+
+class Cache:
+    """The states of a few rows, and how to go on from them. Serves one call at a time."""
+
+    def __init__(self, session: Session, context_length: int) -> None:
+        self._session = session
+        self._context_length = context_length
+        self._past = {
+            name: empty_like_input(info, 0)
+            for name, info in session.inputs.items()
+            if name.startswith("past_key_values.")
+        }
+        self._ids: list[Ids] = []
+        self._raw = session.raw
+        self._runs: dict[tuple[int, int], BoundRun] = {}
+
+    @property
+    def held(self) -> int:
+        """Tokens in the cache."""
+        return sum(map(len, self._ids))
+
+    def known(self, rows: Sequence[Ids]) -> int:
+        """How many tokens of `rows` need not be computed again."""
+        return sum(
+            common_prefix(row, self._ids[slot])
+            for row, slot in zip(rows, self._matches(rows), strict=True)
+            if slot is not None
+        )
+
+    def logits(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        """See `Decoder`."""
+        self._make_room(len(rows), max(map(len, rows)))
+        self._arrange(rows)
+        shared = self._shorten(rows, counts)
+        results: list[Logits] = []
+        first = 0
+        while first < len(rows):
+            last = self._end_of_run(rows, shared, first)
+            results += self._run(first, last, rows, counts)
+            first = last
+        return results
+
+    def _matches(self, rows: Sequence[Ids]) -> list[int | None]:
+        """The slot that each row continues, in ascending order: rows leave a batch, and the rest stay in order."""
+        matches: list[int | None] = []
+        start = 0
+        for index, row in enumerate(rows):
+            # A slot too many for the rows that follow shows that a row has left.
+            room = max(len(self._ids) - (len(rows) - index), start)
+            candidates = range(start, min(room + 1, len(self._ids)))
+            best = max(candidates, key=lambda slot: common_prefix(row, self._ids[slot]), default=None)
+            matches.append(best)
+            start = start if best is None else best + 1
+        return matches
+
+    def _make_room(self, slots: int, length: int) -> None:
+        """Buffers for `slots` rows of `length` tokens; larger ones take over what the old ones hold."""
+        old_slots, _, old_capacity, _ = next(iter(self._past.values())).shape
+        if slots <= old_slots and length <= old_capacity:
+            return
+        capacity = max(old_capacity, SMALLEST_CAPACITY)
+        while capacity < length:
+            capacity *= 2
+        capacity = min(capacity, self._context_length)
+        slots = max(slots, old_slots)
+        self._runs.clear()
+        for name, old in self._past.items():
+            _, heads, _, width = old.shape
+            new = np.zeros((slots, heads, capacity, width), old.dtype)
+            new[:old_slots, :, :old_capacity] = old
+            self._past[name] = new
+
+    def _arrange(self, rows: Sequence[Ids]) -> None:
+        """Move slots so that row i finds its own in slot i."""
+        matches = self._matches(rows)
+        nothing = np.zeros(0, np.int64)
+        self._ids = [self._ids[slot] if slot is not None else nothing for slot in matches]
+        for target, slot in enumerate(matches):
+            if slot is not None and slot != target:
+                self._copy(slot, target, len(self._ids[target]))
+
+    def _copy(self, source: int, target: int, length: int) -> None:
+        for buffer in self._past.values():
+            buffer[target, :, :length] = buffer[source, :, :length]
+
+    def _shorten(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[bool]:
+        """Leave in each slot what its row begins with, short of the tokens whose logits are wanted.
+
+        Gives, for each row, whether the row before it has more in common with it than its own slot has. Then
+        its slot is a copy of that.
+        """
+        shared = []
+        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            own = min(common_prefix(row, self._ids[index]), len(row) - count)
+            other = min(common_prefix(row, rows[index - 1]), len(row) - count) if index else 0
+            shared.append(other > own)
+            self._ids[index] = row[: max(own, other)]
+        return shared
+
+    def _end_of_run(self, rows: Sequence[Ids], shared: Sequence[bool], first: int) -> int:
+        """Copy what row `first` and those after it share with their neighbours, as far as they can run together."""
+        index = first
+        while index < len(rows):
+            kept = len(self._ids[index])
+            if index > first:
+                ready = not shared[index] or kept <= len(self._ids[index - 1])
+                if not ready or len(rows[index]) - kept != 1:
+                    break
+            if shared[index]:
+                self._copy(index - 1, index, kept)
+            index += 1
+            if len(rows[first]) - len(self._ids[first]) != 1:
+                break
+        return index
+
+    def _run(self, first: int, last: int, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        lengths = [len(ids) for ids in self._ids[first:last]]
+        new = [row[length:] for row, length in zip(rows[first:last], lengths, strict=True)]
+        logits = self._bound(first, last)(np.array(new), lengths, counts[first])
+        for index in range(first, last):
+            self._ids[index] = rows[index].copy()
+        return list(logits)
+
+    def _bound(self, first: int, last: int) -> BoundRun:
+        if self._raw is not self._session.raw:  # a session is made anew in a forked process
+            self._raw = self._session.raw
+            self._runs.clear()
+        if (first, last) not in self._runs:
+            slots = {name: buffer[first:last] for name, buffer in self._past.items()}
+            self._runs[first, last] = BoundRun(self._session, slots)
+        return self._runs[first, last]
+
+
+class BoundRun:
+    """The graph with its inputs and outputs bound to a cache's buffers, once.
+
+    A run binds no more than what differs from the run before it: nothing at all from one single token to the next.
+    """
+
+    def __init__(self, session: Session, past: dict[str, NDArray[Any]]) -> None:
+        self._session = session
+        self._binding = session.raw.io_binding()
+        self._past = past  # bound by address, so it must not go away before the binding
+        for name, buffer in past.items():
+            place = ("cpu", 0, buffer.dtype.type, buffer.shape, buffer.ctypes.data)
+            self._binding.bind_input(name, *place)
+            self._binding.bind_output(name.replace("past_key_values.", "present."), *place)
+        rows = len(next(iter(past.values())))
+        self._lengths = np.zeros(rows, np.int64)
+        self._binding.bind_cpu_input("cache_length", self._lengths)
+        self._ids = np.zeros((rows, 0), np.int64)
+        self._at = np.zeros((1, 0), np.int64)
+        vocab_size: Any = session.outputs["logits"].shape[-1]
+        self._logits = np.zeros((rows, 0, vocab_size), np.float32)
+
+    def __call__(self, ids: Ids, lengths: Sequence[int], count: int) -> NDArray[np.float32]:
+        """Append ids (B, S) to slots that hold `lengths` tokens; logits (B, count, vocab) at the last positions."""
+        if ids.shape != self._ids.shape:
+            self._ids = np.zeros_like(ids)
+            self._binding.bind_cpu_input("input_ids", self._ids)
+        if count != self._at.shape[1]:
+            self._at = np.arange(-count, 0)[None]
+            self._binding.bind_cpu_input("logits_at", self._at)
+            self._logits = np.zeros((len(ids), count, self._logits.shape[-1]), np.float32)
+            self._binding.bind_output(
+                "logits", "cpu", 0, np.float32, self._logits.shape, self._logits.ctypes.data
+            )
+        self._ids[:] = ids
+        self._lengths[:] = lengths
+        self._session.run_bound(self._binding)
+        logits: NDArray[np.float32] = self._logits.copy()
+        return logits
+
+
+def common_prefix(one: Ids, other: Ids) -> int:
+    """How many ids two lists begin with together."""
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    return int(differing[0]) if len(differing) else length

@@ -1,0 +1,64 @@
+"""The decoder with a key-value cache: feeds only what it has not seen, and remembers between calls.
+
+It answers like any other decoder and is a memo: it looks up how much of each row a cache begins with, and feeds the
+rest. A rejected draft, the next turn of a conversation, another sample of the same prompt and a row that leaves its
+batch are all the same case. A window that slides begins with another token, so every step computes it in full, as
+without a cache: what the model saw of the first token is in the states of all that follow.
+
+Caches are kept in a small pool, so that one decoder serves many threads and several conversations.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+
+from edgelm_runtime.cache import Cache, Ids
+from edgelm_runtime.decoder import Logits
+from edgelm_runtime.session import Session
+
+MOST_CACHES = 4
+"""Caches kept for later; more exist only while more threads than this run at once."""
+
+DRAFT = 16
+"""Tokens per row that are no more than a rejected draft, or a step."""
+
+
+class CachedDecoder:
+    """Runs a graph that was exported with a cache (see "Cache contract" in export/README.md)."""
+
+    def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
+        self.context_length = context_length
+        self.vocab_size = vocab_size
+        self._session = session
+        self._lock = threading.Lock()
+        self._idle: list[Cache] = []  # the least recently used first
+
+    def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        cache = self._take(rows)
+        logits = cache.logits(rows, counts)  # where this fails, the cache is not used again
+        with self._lock:
+            self._idle.append(cache)
+            del self._idle[:-MOST_CACHES]
+        return [row[:, : self.vocab_size] for row in logits]
+
+    def clear(self) -> None:
+        """Forget all earlier calls and free their memory."""
+        with self._lock:
+            self._idle.clear()
+
+    def _take(self, rows: Sequence[Ids]) -> Cache:
+        """The cache that knows most of `rows`, or a new one where that would cost another conversation its place."""
+        with self._lock:
+            best = max(self._idle, key=lambda cache: cache.known(rows), default=None)
+            if best is None or (len(self._idle) < MOST_CACHES and not _continues(best, rows)):
+                return Cache(self._session, self.context_length)
+            self._idle.remove(best)
+            return best
+
+
+def _continues(cache: Cache, rows: Sequence[Ids]) -> bool:
+    """Whether `rows` go on from what the cache holds: they drop little of it, or add little to it."""
+    known, few = cache.known(rows), DRAFT * len(rows)
+    new = sum(map(len, rows)) - known
+    return cache.held - known <= few or new <= min(few, known)
