@@ -15,6 +15,7 @@ Ids = NDArray[np.int64]
 LONGEST_MATCH = 16
 SHORTEST_MATCH = 2
 FIRST_DRAFT = 4
+WASTE = 0.02
 
 
 def draft(ids: Ids, most: int, reference: Ids | None = None, shortest: int = SHORTEST_MATCH) -> Ids:
@@ -49,38 +50,31 @@ def _longest_match(text: Ids, tail: Ids) -> tuple[int, int]:
 
 
 class DraftLength:
-    """How many tokens to draft, from how many were accepted.
+    """How many tokens to draft, so that drafting pays where text repeats itself and is all but free elsewhere.
 
-    Each fully accepted draft doubles the length, a wholly rejected one halves it. At zero, drafting
-    rests for a number of tokens that doubles with each further failure, so that text which does not
-    repeat itself pays for next to no checks; the first success ends that.
+    Costs and gains are counted in tokens that the decoder is fed: a rejected token wastes one, an accepted one
+    saves a pass over the whole window. Drafts may waste `WASTE` of all that is fed anyway, and what drafting has
+    saved, but no more than one pass at a time. Within that, a draft that was accepted entirely doubles the
+    length, one that was rejected entirely halves it.
     """
 
     def __init__(self, most: int, fixed: bool = False) -> None:
         self._most = most
         self._fixed = fixed
         self._length = most if fixed else min(FIRST_DRAFT, most)
-        self._rest, self._next_rest = 0, 4
+        self._budget = 0.0
 
     def next(self) -> int:
         """Tokens to draft now."""
-        if self._rest > 0:
-            self._rest -= 1
-            return 0
-        return self._length
+        return self._length if self._fixed else min(self._length, int(self._budget))
 
-    def update(self, drafted: int, accepted: int) -> None:
-        """Learn from a checked draft."""
-        if self._fixed or not drafted:
+    def update(self, window: int, drafted: int, accepted: int) -> None:
+        """Learn from a pass over `window` tokens and a draft."""
+        if self._fixed:
             return
-        if accepted == drafted:
-            self._length = min(max(2 * self._length, 1), self._most)
-            self._next_rest = 4
-        elif accepted == 0:
-            self._length //= 2
-            if self._length == 0:
-                self._rest, self._length = self._next_rest, 1
-                self._next_rest = min(2 * self._next_rest, 256)
-        else:
-            self._length = max(accepted, 1)
-            self._next_rest = 4
+        budget = self._budget + (WASTE + accepted) * window - (drafted - accepted)
+        self._budget = min(budget, window)
+        if accepted:
+            self._length = min(2 * accepted, self._most)
+        elif drafted:
+            self._length = max(self._length // 2, 1)

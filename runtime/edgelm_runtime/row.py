@@ -22,7 +22,7 @@ Ids = NDArray[np.int64]
 Overflow = Literal["slide", "stop", "error"]
 FinishReason = Literal["stop", "length", "end", "context", "time", "cancelled"]
 
-AUTO_DRAFT = 10
+AUTO_DRAFT = 16
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,7 @@ class Row:
         most = AUTO_DRAFT if automatic else int(limits.lookup)
         self._draft_length = DraftLength(most, fixed=not automatic) if most else None
         self._draft: Ids = self._buffer[:0]
+        self._window_length = 0
         self.drafted = self.accepted = 0
 
     @property
@@ -128,6 +129,7 @@ class Row:
         A draft that would push tokens out of the window is cut, since the plain loop would still see them.
         """
         window = self.ids[max(0, self.length - context_length) :]
+        self._window_length = len(window)
         self._draft = self._make_draft(window, context_length - len(window))
         return np.concatenate((window, self._draft)), len(self._draft) + 1
 
@@ -150,7 +152,7 @@ class Row:
                 break
         self.drafted, self.accepted = len(drafted), accepted
         if self._draft_length is not None:
-            self._draft_length.update(len(drafted), accepted)
+            self._draft_length.update(self._window_length, len(drafted), accepted)
 
     def _append(self, token_id: int, logits: NDArray[Any], context_length: int) -> Piece:
         if token_id in self._end_ids:

@@ -46,20 +46,24 @@ def test_drafts(text: str, reference: str | None, most: int, expected: str) -> N
     assert bytes(found.astype(np.uint8)).decode() == expected
 
 
-def test_draft_length_grows_with_success_and_rests_after_failure() -> None:
+def test_draft_length_grows_with_success_and_is_bounded_by_what_may_be_wasted() -> None:
     length = DraftLength(10)
-    assert length.next() == 4
-    for expected in (8, 10, 10):
-        length.update(length.next(), length.next())
+    assert length.next() == 0  # nothing is known yet of what a pass costs
+    for _ in range(4):
+        length.update(50, 0, 0)
+    for expected in (4, 8, 10, 10):
         assert length.next() == expected
+        length.update(50, length.next(), length.next())
+    length.update(50, 10, 3)
+    assert length.next() == 6
     drafted = 0
     for _ in range(2000):  # nothing is ever accepted again
         now = length.next()
         drafted += now
-        length.update(now, 0)
-    assert drafted < 40
+        length.update(50, now, 0)
+    assert drafted <= 50 + 0.02 * 50 * 2000
     fixed = DraftLength(7, fixed=True)
-    fixed.update(7, 0)
+    fixed.update(1, 7, 0)
     assert fixed.next() == 7
 
 
@@ -132,15 +136,16 @@ def test_text_that_repeats_itself_takes_few_passes() -> None:
     assert stats.accept_rate > 0.7
 
 
-def test_text_without_repetition_costs_next_to_no_drafts() -> None:
-    """Every two tokens have occurred before and were followed by another: each draft is wrong."""
-    script = [token for a in range(40) for b in range(40) for token in (a, b + 50)]
-    limits = Limits(max_new_tokens=1000)
-    stats = Stats()
-    decoder = ScriptedDecoder(script)
-    row = Row(script[:200], Sampler(Sampling()), limits)
+@pytest.mark.parametrize(("prompt_length", "made"), [(8, 40), (30, 200), (200, 900)])
+def test_text_whose_every_draft_is_wrong_costs_next_to_nothing(prompt_length: int, made: int) -> None:
+    """The same two tokens come again and again, each time followed by another one."""
+    script = [token for number in range(400) for token in (1, 2, 10 + number)]
+    limits, stats = Limits(max_new_tokens=made), Stats()
+    decoder = ScriptedDecoder(script, vocab_size=500)
+    row = Row(script[:prompt_length], Sampler(Sampling()), limits)
     list(run(decoder, [row], limits, stats))
     fed = sum(sum(lengths) for lengths in decoder.windows)
-    plain = sum(200 + n for n in range(1000))
-    assert row.new_ids == script[200:1200]
-    assert fed < 1.01 * plain
+    plain = sum(prompt_length + n for n in range(made))
+    assert row.new_ids == script[prompt_length : prompt_length + made]
+    assert stats.drafted > 0 and stats.accepted == 0
+    assert fed < 1.03 * plain
