@@ -41,7 +41,7 @@ GENERATION = (
     ),
     click.option("--lookup", metavar="auto|K", help="Tokens drafted from earlier text. 0: none. [auto]"),
 )
-LOADING = (
+DEVICE = (
     click.option(
         "-e", "--provider", default="auto", show_default=True, help="auto, cpu, cuda or another's name."
     ),
@@ -53,6 +53,9 @@ LOADING = (
         show_default=True,
         help="Compute the whole window at each step, go on from a cache, or what is faster.",
     ),
+)
+LOADING = (
+    *DEVICE,
     click.option("--tokenizer", metavar="PATH|NAME", help="For a plain ONNX model: its tokenizer."),
     click.option("--context-length", type=int, help="For a plain ONNX model: its context, in tokens."),
 )
@@ -66,6 +69,11 @@ def generation_options(command: Command) -> Command:
 def loading_options(command: Command) -> Command:
     """Add the options of `load_model`."""
     return _with(command, LOADING)
+
+
+def device_options(command: Command) -> Command:
+    """Add --provider, --threads and --decode."""
+    return _with(command, DEVICE)
 
 
 def _with(command: Command, options: tuple[Callable[[Command], Command], ...]) -> Command:

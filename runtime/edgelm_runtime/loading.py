@@ -46,7 +46,7 @@ def load(
     session = Session(source, provider, threads)
     if context_length is None or is_model_file(session.metadata):
         info = _with_tokenizer(read_model_file(session, name), name, tokenizer, context_length)
-        decoder = _choose_decoder(decode, session, info, name)
+        decoder = choose_decoder(decode, session, info, name)
     else:
         if decode == "cached":
             raise OptionError(f"decode is 'cached', and {name} is no file of edgelm", "leave it out")
@@ -55,7 +55,8 @@ def load(
     return LanguageModel(session, info, decoder, time.perf_counter() - started)
 
 
-def _choose_decoder(decode: Decode, session: Session, info: ModelFile, name: str) -> Decoder:
+def choose_decoder(decode: Decode, session: Session, info: ModelFile, name: str) -> Decoder:
+    """The decoder that `decode` asks for. Raises OptionError where the file, called `name`, has no cache."""
     if decode not in get_args(Decode):
         raise OptionError(f"decode is {decode!r}", f"choose one of {', '.join(get_args(Decode))}")
     has_cache = "cache_length" in session.inputs
