@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from edgelm.cli.bench_command import command
-from edgelm_runtime.benchmark import benchmark, parse_lengths, peak_memory
+from edgelm_runtime.benchmark import benchmark, parse_lengths
 from edgelm_runtime.errors import EdgelmError, ModelFileError, OptionError
 
 DATA = Path(__file__).parent / "runtime" / "data"
