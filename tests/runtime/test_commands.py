@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fakes import CHAT, IDS, TINY
 
 from edgelm.cli import main
 from edgelm_runtime import load
-from tests.runtime.fakes import CHAT, IDS, TINY
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import IDS, TINY, RandomDecoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgelm_runtime import LanguageModel, MissingExtraError, OptionError, Tokenizer, load
 from edgelm_runtime.model_file import ModelFile
 from edgelm_runtime.session import Session
-from tests.runtime.fakes import IDS, TINY, RandomDecoder
 
 pytest.importorskip("llguidance", reason="needs the extra constrain")
 

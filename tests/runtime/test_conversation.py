@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from fakes import TINY, ScriptedDecoder, pieces_text
 
 from edgelm_runtime import Conversation, LanguageModel, OptionError, load
-from tests.runtime.fakes import TINY, ScriptedDecoder, pieces_text
 
 REPLY = " fine\nUser: never shown"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import RandomDecoder, ScriptedDecoder, pieces_text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,7 +26,6 @@ from edgelm_runtime import (
 from edgelm_runtime.generation import run
 from edgelm_runtime.row import Row
 from edgelm_runtime.sampler import Sampler
-from tests.runtime.fakes import RandomDecoder, ScriptedDecoder, pieces_text
 
 VOCAB = 12
 BYTES = byte_tokenizer()

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import BROKEN, CHAT, IDS, TINY, pieces_text
 
 import edgelm_runtime
 from edgelm_runtime import (
@@ -23,7 +24,6 @@ from edgelm_runtime import (
     Tokenizer,
     load,
 )
-from tests.runtime.fakes import BROKEN, CHAT, IDS, TINY, pieces_text
 
 pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
 

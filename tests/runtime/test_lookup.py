@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import RandomDecoder, ScriptedDecoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,7 +15,6 @@ from edgelm_runtime.generation import run
 from edgelm_runtime.lookup import DraftLength, draft
 from edgelm_runtime.row import Row
 from edgelm_runtime.sampler import Sampler
-from tests.runtime.fakes import RandomDecoder, ScriptedDecoder
 
 VOCAB = 12
 BYTES = byte_tokenizer()

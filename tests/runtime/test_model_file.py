@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fakes import CHAT, FOREIGN, IDS, TINY
 
 from edgelm_runtime import ModelFileError, OptionError, byte_tokenizer, load
 from edgelm_runtime.model_file import read_model_file
 from edgelm_runtime.session import Session, TensorInfo
-from tests.runtime.fakes import CHAT, FOREIGN, IDS, TINY
 
 
 class FakeSession:

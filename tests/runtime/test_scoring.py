@@ -6,10 +6,10 @@ import math
 
 import numpy as np
 import pytest
+from fakes import RandomDecoder, ScriptedDecoder
 
 from edgelm_runtime import NumericsError, OptionError, Score, scoring
 from edgelm_runtime.scoring import score_ids
-from tests.runtime.fakes import RandomDecoder, ScriptedDecoder
 
 VOCAB = 12
 TEXT = np.random.default_rng(0).integers(0, VOCAB, 50)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fakes import TINY
 
 from edgelm_runtime import ClosedError, ModelFileError, OptionError, ProviderError, load
 from edgelm_runtime import session as session_module
 from edgelm_runtime.session import Session, default_threads
-from tests.runtime.fakes import TINY
 
 FORKS = hasattr(os, "fork")
 

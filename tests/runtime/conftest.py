@@ -1,0 +1,6 @@
+"""These tests also run without the rest of the repository, so their helpers are found beside them."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
