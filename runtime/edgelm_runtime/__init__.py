@@ -28,10 +28,11 @@ if TYPE_CHECKING:
         TokenizerError,
         VerificationError,
     )
-    from edgelm_runtime.generation import ContextWarning, Stats, generate_ids
-    from edgelm_runtime.language_model import Generation, LanguageModel
+    from edgelm_runtime.generation import ContextWarning, Generation, Stats, generate_ids
+    from edgelm_runtime.language_model import LanguageModel
     from edgelm_runtime.loading import load
     from edgelm_runtime.model_file import ModelFile
+    from edgelm_runtime.options import Options
     from edgelm_runtime.row import Limits, Piece
     from edgelm_runtime.sampler import Sampling
     from edgelm_runtime.scoring import Score
@@ -51,6 +52,7 @@ __all__ = [
     "ModelFileError",
     "NumericsError",
     "OptionError",
+    "Options",
     "Piece",
     "ProviderError",
     "RecomputeDecoder",
@@ -67,11 +69,11 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Decoder": "decoder", "RecomputeDecoder": "decoder", "ContextWarning": "generation", "Stats": "generation",
-    "Conversation": "conversation", "generate_ids": "generation", "Generation": "language_model",
-    "LanguageModel": "language_model", "load": "loading", "ModelFile": "model_file", "Limits": "row", "Piece": "row",
-    "Sampling": "sampler", "Score": "scoring", "Tokenizer": "tokenizer", "byte_tokenizer": "tokenizer",
-    "load_tokenizer": "tokenizer",
+    "Conversation": "conversation", "Decoder": "decoder", "RecomputeDecoder": "decoder",
+    "ContextWarning": "generation", "Generation": "generation", "Stats": "generation", "generate_ids": "generation",
+    "LanguageModel": "language_model", "load": "loading", "ModelFile": "model_file", "Options": "options",
+    "Limits": "row", "Piece": "row", "Sampling": "sampler", "Score": "scoring", "Tokenizer": "tokenizer",
+    "byte_tokenizer": "tokenizer", "load_tokenizer": "tokenizer",
 }  # fmt: skip
 
 

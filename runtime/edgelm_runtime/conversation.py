@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from edgelm_runtime.language_model import LanguageModel
+from edgelm_runtime.options import Options
 from edgelm_runtime.row import Limits, Piece
 from edgelm_runtime.sampler import whole
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 class Conversation:
@@ -30,7 +34,7 @@ class Conversation:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
         self.forgotten = 0
 
-    def ask(self, text: str, **options: Any) -> Generator[Piece, None, None]:
+    def ask(self, text: str, **options: Unpack[Options]) -> Generator[Piece, None, None]:
         """Stream the answer to `text`; options are those of `LanguageModel.stream`.
 
         Question and answer are remembered when the stream ends. An answer that is broken off, by closing the

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,35 @@ class Stats:
     def accept_rate(self) -> float:
         """Share of drafted tokens that were kept."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A finished text. The prompt is not part of it; nor is an end token, or (in `text`) a stop string."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    logprobs: list[float] | None = None
+    """Natural log-probability of each token, where asked for."""
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    """The likeliest (token id, log-probability) at each place, where asked for."""
+    stats: Stats = field(default_factory=Stats)
+    """Counts of the whole call, shared by all texts of a batch."""
+
+
+def finished(row: Row, pieces: Sequence[Piece], stats: Stats) -> Generation:
+    """What `run` made of a row."""
+    tokens = [piece for piece in pieces if piece.token_id is not None]
+    scored = row.limits.logprobs is not None
+    return Generation(
+        text="".join(piece.text for piece in pieces),
+        token_ids=row.new_ids,
+        finish_reason=row.finish_reason or "length",
+        logprobs=[piece.logprob for piece in tokens if piece.logprob is not None] if scored else None,
+        top_logprobs=[piece.top_logprobs for piece in tokens] if row.limits.logprobs else None,
+        stats=stats,
+    )
 
 
 def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | None = None) -> Iterator[Piece]:

@@ -3,40 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime import chat as chat_format
 from edgelm_runtime.cached import CachedDecoder
-from edgelm_runtime.constraint import Constraint, make_constraint
+from edgelm_runtime.constraint import make_constraint
 from edgelm_runtime.decoder import Decoder
 from edgelm_runtime.embedding import Layer, Pooling, embed_rows
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.generation import Stats, check_prompt, run, split_options
+from edgelm_runtime.generation import Generation, Stats, check_prompt, finished, run, split_options
 from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.row import FinishReason, Limits, Piece, Row
+from edgelm_runtime.options import Options
+from edgelm_runtime.row import Limits, Piece, Row
 from edgelm_runtime.sampler import Sampler, whole
 from edgelm_runtime.scoring import Score, score_ids
 from edgelm_runtime.session import Session
 from edgelm_runtime.tokenizer import Tokenizer
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A finished text. The prompt is not part of it; nor is an end token, or a stop string."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    logprobs: list[float] | None = None
-    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
-    stats: Stats = field(default_factory=Stats)
 
 
 class LanguageModel:
@@ -66,22 +57,27 @@ class LanguageModel:
         """The execution provider that runs."""
         return self._session.provider
 
+    # A string is also a sequence of strings; the first that fits is meant.
+    @overload
+    def generate(  # type: ignore[overload-overlap]
+        self, prompt: Prompt, *, n: Literal[1] = 1, **options: Unpack[Options]
+    ) -> Generation: ...
+
+    @overload
+    def generate(self, prompt: Prompt, *, n: int, **options: Unpack[Options]) -> list[Generation]: ...
+
+    @overload
     def generate(
-        self,
-        prompt: Prompt | Sequence[Prompt],
-        *,
-        n: int = 1,
-        allowed_special: Collection[str] | str = (),
-        choices: Sequence[str] | None = None,
-        regex: str | None = None,
-        json_schema: Mapping[str, Any] | str | None = None,
-        **options: Any,
-    ) -> Any:
+        self, prompt: Sequence[Prompt], *, n: int = 1, **options: Unpack[Options]
+    ) -> list[Generation]: ...
+
+    def generate(self, prompt: Any, *, n: int = 1, **options: Any) -> Generation | list[Generation]:
         """Continue a text, a list of token ids, or a list of such prompts.
 
         Gives a `Generation`; a list of them for several prompts or n > 1 (prompt by prompt). Options are the
         fields of `Sampling` and `Limits`; what is not given comes from the model file's defaults.
-        `choices`, `regex` and `json_schema` constrain the text (extra: constrain).
+        `choices`, `regex` and `json_schema` constrain the text (extra: constrain). `allowed_special` names
+        special tokens whose text in a prompt stands for them ("all": every one).
 
         Raises OptionError for anything that cannot be used, NumericsError where logits are not finite.
         """
@@ -90,43 +86,38 @@ class LanguageModel:
         prompts = [prompt] if single else list(prompt)
         if not prompts:
             raise OptionError("there is no prompt", "give at least one")
-        constraint = make_constraint(self.info, choices, regex, json_schema)
-        rows, limits = self._rows(prompts, n, allowed_special, constraint, options)
+        rows, limits = self._rows(prompts, n, **options)
         stats = Stats()
         pieces: list[list[Piece]] = [[] for _ in rows]
         for piece in run(self._open_decoder(), rows, limits, stats):
             pieces[piece.row].append(piece)
-        results = [_generation(row, made, stats) for row, made in zip(rows, pieces, strict=True)]
+        results = [finished(row, made, stats) for row, made in zip(rows, pieces, strict=True)]
         return results[0] if single and n == 1 else results
 
     def stream(
-        self,
-        prompt: Prompt,
-        *,
-        allowed_special: Collection[str] | str = (),
-        choices: Sequence[str] | None = None,
-        regex: str | None = None,
-        json_schema: Mapping[str, Any] | str | None = None,
-        stats: Stats | None = None,
-        **options: Any,
+        self, prompt: Prompt, *, stats: Stats | None = None, **options: Unpack[Options]
     ) -> Iterator[Piece]:
         """Like `generate` for one prompt, but gives each token's text as it is made.
 
         The pieces' texts together are the text of `generate`. Options are checked at the call. Pass a
         `Stats` to read counts while it runs.
         """
-        constraint = make_constraint(self.info, choices, regex, json_schema)
-        rows, limits = self._rows([prompt], 1, allowed_special, constraint, options)
+        rows, limits = self._rows([prompt], 1, **options)
         return run(self._open_decoder(), rows, limits, stats)
 
-    def chat(self, messages: Sequence[chat_format.Message], **options: Any) -> Generation:
+    def chat(self, messages: Sequence[chat_format.Message], **options: Unpack[Options]) -> Generation:
         """The assistant's answer to a conversation: a list of {"role": ..., "content": ...}."""
-        result: Generation = self.generate(*self._chat_prompt(messages), **self._chat_options(options))
-        return result
+        return self.generate(self.chat_prompt(messages), **self._chat_options(options))
 
-    def stream_chat(self, messages: Sequence[chat_format.Message], **options: Any) -> Iterator[Piece]:
+    def stream_chat(
+        self,
+        messages: Sequence[chat_format.Message],
+        *,
+        stats: Stats | None = None,
+        **options: Unpack[Options],
+    ) -> Iterator[Piece]:
         """Like `chat`, a piece at a time."""
-        return self.stream(*self._chat_prompt(messages), **self._chat_options(options))
+        return self.stream(self.chat_prompt(messages), stats=stats, **self._chat_options(options))
 
     def chat_prompt(self, messages: Sequence[chat_format.Message]) -> list[int]:
         """Token ids of the prompt that `chat` makes of `messages`."""
@@ -135,13 +126,10 @@ class LanguageModel:
         bos = self._bos()
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
-    def _chat_prompt(self, messages: Sequence[chat_format.Message]) -> tuple[list[int]]:
-        return (self.chat_prompt(messages),)
-
-    def _chat_options(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _chat_options(self, options: Options) -> Options:
         """A model without a template would go on to write the user's next turn."""
         if self.info.generation.get("chat_template") is None and "stop" not in options:
-            return {**options, "stop": [chat_format.PLAIN_STOP]}
+            options["stop"] = [chat_format.PLAIN_STOP]
         return options
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
@@ -176,15 +164,37 @@ class LanguageModel:
         )
         return Score(ids.tolist(), logprobs, size)
 
+    @overload
     def embed(
         self,
         texts: Prompt | Sequence[Prompt],
         *,
         layer: Layer = "hidden",
+        pooling: Literal["mean", "last"] = "mean",
+        normalize: bool = True,
+        batch_size: int = 8,
+    ) -> NDArray[np.float32]: ...
+
+    @overload
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        *,
+        layer: Layer = "hidden",
+        pooling: Pooling,
+        normalize: bool = True,
+        batch_size: int = 8,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]: ...
+
+    def embed(
+        self,
+        texts: Any,
+        *,
+        layer: Layer = "hidden",
         pooling: Pooling = "mean",
         normalize: bool = True,
         batch_size: int = 8,
-    ) -> Any:
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Vectors for texts (or token ids): float32 (len(texts), width), or (width,) for a single text.
 
         `layer` is the state after the final norm, or the token-plus-position embeddings; the file must
@@ -235,11 +245,15 @@ class LanguageModel:
         self,
         prompts: Sequence[Any],
         n: int,
-        allowed_special: Collection[str] | str,
-        constraint: Constraint | None,
-        options: dict[str, Any],
+        *,
+        allowed_special: Collection[str] | str = (),
+        choices: Sequence[str] | None = None,
+        regex: str | None = None,
+        json_schema: Mapping[str, Any] | str | None = None,
+        **options: Any,
     ) -> tuple[list[Row], Limits]:
         """A row for each sample of each prompt."""
+        constraint = make_constraint(self.info, choices, regex, json_schema)
         defaults = {k: v for k, v in self.info.generation.items() if k in DEFAULTS_FROM_FILE}
         if isinstance(options.get("reference"), str):
             options["reference"] = self.tokenizer.encode(options["reference"])
@@ -297,16 +311,3 @@ def _is_single(prompt: Any) -> bool:
         return bool(len(prompt)) and all(isinstance(item, (int, np.integer, float)) for item in prompt)
     except TypeError:
         raise OptionError(f"the prompt is {prompt!r}", "give text, token ids, or a list of either") from None
-
-
-def _generation(row: Row, pieces: list[Piece], stats: Stats) -> Generation:
-    tokens = [piece for piece in pieces if piece.token_id is not None]
-    scored = row.limits.logprobs is not None
-    return Generation(
-        text="".join(piece.text for piece in pieces),
-        token_ids=row.new_ids,
-        finish_reason=row.finish_reason or "length",
-        logprobs=[piece.logprob for piece in tokens if piece.logprob is not None] if scored else None,
-        top_logprobs=[piece.top_logprobs for piece in tokens] if row.limits.logprobs else None,
-        stats=stats,
-    )
