@@ -145,4 +145,4 @@ def test_commands(tmp_path: Path) -> None:
     assert about["origin"]["versions"]["edgelm"] == edgelm.__version__
     text = call(group, ["info", model], catch_exceptions=False).output
     assert "2 layers, width 24, 4 heads of 6" in text and "260 ids" in text
-    assert "is not a checkpoint" in str(call(group, ["export", str(tmp_path)]).exception)
+    assert "holds no model" in str(call(group, ["export", str(tmp_path)]).exception)

@@ -94,9 +94,13 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor, rotate: Rotate | None, attend: Attend) -> torch.Tensor:
         batch, length, _ = x.shape  # (B, T, width)
         heads, kv = self.num_heads, self.num_kv_heads
-        # (B, T, H + 2 KV, D) -> (B, H + 2 KV, T, D), then cut along the heads.
-        fused = self.qkv(x).view(batch, length, heads + 2 * kv, self.head_dim).transpose(1, 2)
-        query, key, value = fused.split((heads, kv, kv), dim=1)
+        # Cut before heads and length change places: an exporter's operators take rows as they leave `qkv`.
+        counts = (heads, kv, kv)
+        parts = self.qkv(x).split([count * self.head_dim for count in counts], dim=-1)
+        query, key, value = (
+            part.view(batch, length, count, self.head_dim).transpose(1, 2)
+            for part, count in zip(parts, counts, strict=True)
+        )
         query, key = self.query_norm(query), self.key_norm(key)
         if rotate is not None:
             query, key = rotate(query), rotate(key)

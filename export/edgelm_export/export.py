@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm.model.decoder import TorchDecoder
+from edgelm_export.cached_operators import CACHE_LENGTH
 from edgelm_export.golden import golden_prompts, golden_vectors
 from edgelm_export.graph import EXTRA_OUTPUTS, build_graph
 from edgelm_export.metadata import graph_facts, model_entries, seal
 from edgelm_export.operators import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
-from edgelm_export.parity import ParityReport, compare, reference_cases
+from edgelm_export.parity import ParityReport, compare, make_cases, torch_answer
 from edgelm_export.quality import Quality, calibration, compare_answers
 from edgelm_export.quantize import check_dtype, quantize
 from edgelm_export.trimming import evaluating, trimmed
@@ -38,50 +40,54 @@ def export_checkpoint(
     path: Path,
     *,
     dtype: str = "fp32",
+    kv_cache: bool = False,
     outputs: Sequence[str] = (),
     opset: int = FUSED_OPSET,
     atol: float | None = None,
-    text: Path | None = None,
-    max_ppl_increase: float | None = None,
     report: Report = lambda line: None,
+    **options: Any,
 ) -> ParityReport:
     """Write `checkpoint` as the model file `path`, replacing a file that is there.
 
-    `outputs`: further graph outputs, of `embeddings` and `hidden`. `opset`: 18 to 25; below 23 attention is
-    spelled out for runtimes without the operator. `atol`: largest difference to PyTorch's logits that is
-    allowed (default: 1e-4 of the largest logit). For a `dtype` other than fp32 the fp32 graph is compared
-    with PyTorch first and then quantised; `text` and `max_ppl_increase` are those of `quantize`. `report` is
-    told what is going on, a line at a time.
+    `kv_cache`: with a cache of keys and values, as README.md says. `outputs`: further graph outputs, of
+    `embeddings` and `hidden`. `opset`: 18 to 25; below 23 attention is spelled out for runtimes without the
+    operator. `atol`: largest difference to PyTorch's logits that is allowed (default: 1e-4 of the largest
+    logit). For a `dtype` other than fp32 the fp32 graph is compared with PyTorch first and then quantised,
+    by `options`, which are those of `quantize`. `report` is told what is going on, a line at a time.
 
     Raises ExportError where the graph does not agree with PyTorch, OutputError where the file cannot be
     written, OptionError for a bad option; then no file appears and one that was there stays.
     """
     _check_options(outputs, opset, atol)
     if dtype == "fp32":
-        return _export_fp32(checkpoint, path, outputs, opset, atol, report)
+        return _export_fp32(checkpoint, path, kv_cache, outputs, opset, atol, report)
     check_dtype(dtype)
     with scratch_folder(path) as folder:
         exact = folder / path.name
-        parity = _export_fp32(checkpoint, exact, outputs, opset, atol, report)
-        quantize(exact, path, dtype, text=text, max_ppl_increase=max_ppl_increase, report=report)
+        parity = _export_fp32(checkpoint, exact, kv_cache, outputs, opset, atol, report)
+        quantize(exact, path, dtype, report=report, **options)
     return parity
 
 
 def _export_fp32(
-    checkpoint: Checkpoint, path: Path, outputs: Sequence[str], opset: int, atol: float | None, report: Report
-) -> ParityReport:
+    checkpoint: Checkpoint, path: Path, kv_cache: bool, outputs: Sequence[str], opset: int,
+    atol: float | None, report: Report,
+) -> ParityReport:  # fmt: skip
     model = trimmed(checkpoint)
     config = model.config
     entries = model_entries(checkpoint, model)
     prompts = golden_prompts(checkpoint.tokenizer, config.context_length, config.vocab_size)
     with new_file(path) as new:
         report(f"tracing {config.num_layers} layers, opset {opset}")
-        graph = build_graph(model, opset, outputs)
+        graph = build_graph(model, opset, outputs, kv_cache)
         sidecar = write_graph(graph, new)
         report("comparing with PyTorch")
         with evaluating(checkpoint.model) as reference:
-            cases = reference_cases(reference, config.vocab_size, [prompt["ids"] for prompt in prompts])
-        parity = compare(cases, functools.partial(_open, new), "fp32", atol)
+            answer = torch_answer(reference, config.vocab_size)
+            cases = make_cases(
+                answer, ModelFile(config.to_dict(), None), [p["ids"] for p in prompts], kv_cache
+            )
+        parity = compare(cases, functools.partial(_open, new), atol)
         report(str(parity))
         entries["parity"] = parity.to_dict()
         entries["golden"] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
@@ -110,12 +116,13 @@ def compare_with_checkpoint(
         )
     if file.graph["dtype"] != "fp32":
         return _compare_quality(path, file, session, model)
+    kv_cache = CACHE_LENGTH in session.inputs
     session.close()
     prompts = [prompt["ids"] for prompt in file.golden["prompts"]]
     with evaluating(checkpoint.model) as reference:
-        cases = reference_cases(reference, file.vocab_size, prompts)
+        cases = make_cases(torch_answer(reference, file.vocab_size), file, prompts, kv_cache)
     try:
-        return compare(cases, functools.partial(_open, path), "fp32", atol or file.parity["atol"])
+        return compare(cases, functools.partial(_open, path), atol or file.parity["atol"])
     except ExportError as error:
         raise VerificationError(f"{path} is not this checkpoint: {error.problem}", error.remedy) from error
 

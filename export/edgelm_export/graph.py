@@ -19,18 +19,32 @@ from typing import Any
 import onnx_ir as ir
 import onnxscript.optimizer
 import torch
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
 from edgelm.model import Transformer
+from edgelm_export.cached_operators import (
+    CACHE_LENGTH,
+    CachedOperators,
+    cached_head_dim,
+    past_names,
+    present_names,
+)
+from edgelm_export.fusing import FuseSumAndNorm, PackQueryKeyValue
 from edgelm_export.operators import FUSED_OPSET, FusedOperators, Operators, PlainOperators
 from edgelm_export.passes import finish
+from edgelm_export.rewriting import MICROSOFT
 
 INPUT_IDS, LOGITS_AT, LOGITS = "input_ids", "logits_at", "logits"
 EXTRA_OUTPUTS = ("embeddings", "hidden")
 
 
 class GraphModule(nn.Module):
-    """The function that the graph computes: (input_ids, logits_at) -> (logits, extra outputs ...)."""
+    """The function that the graph computes.
+
+    (input_ids, logits_at) -> (logits, extra outputs ...), and with a cache
+    (input_ids, logits_at, cache_length, past) -> (logits, extra outputs ..., present ...).
+    """
 
     def __init__(self, model: Transformer, operators: Operators, outputs: Sequence[str]) -> None:
         super().__init__()
@@ -38,8 +52,22 @@ class GraphModule(nn.Module):
         self.operators = operators
         self.outputs = tuple(outputs)
 
-    def forward(self, input_ids: torch.Tensor, logits_at: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        model, operators = self.model, self.operators
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        logits_at: torch.Tensor,
+        cache_length: torch.Tensor | None = None,
+        past: Sequence[torch.Tensor] = (),
+    ) -> tuple[torch.Tensor, ...]:
+        if cache_length is None:
+            return self._states(input_ids, logits_at, self.operators)
+        cached = CachedOperators(self.model.config, cache_length, past)
+        return (*self._states(input_ids, logits_at, cached), *cached.present)
+
+    def _states(
+        self, input_ids: torch.Tensor, logits_at: torch.Tensor, operators: Operators
+    ) -> tuple[torch.Tensor, ...]:
+        model = self.model
         positions = operators.positions(input_ids)
         embeddings = model.embed(input_ids, positions if model.config.position == "learned" else None)
         hidden = model.from_embeddings(embeddings, positions, operators.attend, operators.rotate_by)
@@ -64,25 +92,45 @@ def take_rows(hidden: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
     return rows
 
 
-def build_graph(model: Transformer, opset: int, outputs: Sequence[str] = ()) -> ir.Model:
-    """The KV-free graph of `model` (in eval mode), its weights still those of `model`.
+def build_graph(
+    model: Transformer, opset: int, outputs: Sequence[str] = (), kv_cache: bool = False
+) -> ir.Model:
+    """The graph of `model` (in eval mode), its weights still those of `model`.
 
-    `outputs` are further outputs from EXTRA_OUTPUTS. `opset` is FIRST_OPSET to LAST_OPSET.
+    `outputs` are further outputs from EXTRA_OUTPUTS. `opset` is FIRST_OPSET to LAST_OPSET. With `kv_cache` it
+    takes and gives back keys and values, as README.md says.
     """
+    config = model.config
     fused = opset >= FUSED_OPSET
-    operators = FusedOperators(model.config.position == "rotary") if fused else PlainOperators()
+    operators = FusedOperators(config.position == "rotary") if fused else PlainOperators()
     module = GraphModule(model, operators, outputs).eval()
     # Two rows and two positions at least: torch.export would take an axis of 1 for a constant.
-    length = min(5, model.config.context_length)
-    example = (torch.zeros(2, length, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64))
+    length = min(5, config.context_length)
+    example: list[Any] = [torch.zeros(2, length, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)]
     free = torch.export.Dim.DYNAMIC
+    axes: list[Any] = [{0: free, 1: free}, {0: free, 1: free}]
+    inputs, results = [INPUT_IDS, LOGITS_AT], [LOGITS, *outputs]
+    if kv_cache:
+        shape = (2, config.num_kv_heads, 7, cached_head_dim(config.head_dim))
+        example += [
+            torch.zeros(2, dtype=torch.int64),
+            [torch.zeros(shape) for _ in range(2 * config.num_layers)],
+        ]
+        axes += [{0: free}, [{0: free, 2: free}] * (2 * config.num_layers)]
+        inputs += [CACHE_LENGTH, *past_names(config.num_layers)]
+        results += present_names(config.num_layers)
     graph = _trace(
-        module, example, opset,
-        input_names=[INPUT_IDS, LOGITS_AT], output_names=[LOGITS, *outputs],
-        dynamic_shapes=({0: free, 1: free}, {0: free, 1: free}),
-    )  # fmt: skip
-    ids, at = graph.graph.inputs
-    finish(graph, _axis_names(ids, "batch", "sequence") | _axis_names(at, "rows", "positions"))
+        module, tuple(example), opset, input_names=inputs, output_names=results, dynamic_shapes=tuple(axes)
+    )
+    ids, at, *cache = graph.graph.inputs
+    names = _axis_names(ids, "batch", "sequence") | _axis_names(at, "rows", "positions")
+    for value in cache[1:]:
+        names |= _axis_names(value, "batch", "", "cache", "")
+    finish(graph, names)
+    if kv_cache:
+        for step in (PackQueryKeyValue(), FuseSumAndNorm(), RemoveUnusedNodesPass()):
+            step(graph)
+        graph.opset_imports[MICROSOFT] = 1
     at.const_value = ir.tensor([[-1]], dtype=ir.DataType.INT64, name=LOGITS_AT)
     graph.graph.register_initializer(at)
     return graph

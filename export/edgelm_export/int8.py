@@ -25,6 +25,7 @@ from edgelm_export.rewriting import Builder, Product, constant, drop_unused, pro
 
 LEVELS = 127
 ZERO = 128
+EMBEDDING = "token_embedding.weight"
 
 
 def quantize_rows(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
@@ -61,7 +62,7 @@ def _rewrite(graph: ir.Graph, product: Product, rows: dict[ir.Value, tuple[ir.Va
         rows[x] = _quantized_activations(build, x, matrix.shape[1])
     activations, row_scale = rows[x]
     if product.tied:
-        weight = build.add("Transpose", [_shared_embedding(graph, product, quantized, scale)], perm=[1, 0])
+        weight = build.add("Transpose", [_store_rows(graph, product.weight, quantized, scale)], perm=[1, 0])
     else:
         weight = build.constant(f"{product.name}.int8", np.ascontiguousarray(quantized.T))
     column_scale = build.constant(f"{product.name}.scale", scale)
@@ -102,16 +103,28 @@ def _window_shape(build: Builder, graph: ir.Graph, width: int) -> ir.Value:
     return shape
 
 
-def _shared_embedding(
-    graph: ir.Graph, product: Product, quantized: NDArray[np.int8], scale: NDArray[np.float32]
+class RowwiseInt8Embedding(ir.passes.InPlacePass):
+    """An embedding that is no head is stored as int8 rows with a scale each."""
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        weight = model.graph.initializers.get(EMBEDDING)
+        if weight is None or weight.const_value is None or weight.const_value.dtype != ir.DataType.FLOAT:
+            return ir.passes.PassResult(model, False)
+        _store_rows(model.graph, weight, *quantize_rows(weight.const_value.numpy()))
+        drop_unused(model.graph)
+        return ir.passes.PassResult(model, True)
+
+
+def _store_rows(
+    graph: ir.Graph, weight: ir.Value, quantized: NDArray[np.int8], scale: NDArray[np.float32]
 ) -> ir.Value:
-    """The int8 matrix (vocab, width) of head and embedding; the embedding's `Gather` is made to read it."""
-    stored, scales = constant(f"{product.name}.int8", quantized), constant(f"{product.name}.scale", scale)
+    """The int8 matrix (vocab, width) for `weight`; each `Gather` of rows is made to read it."""
+    stored, scales = constant(f"{weight.name}.int8", quantized), constant(f"{weight.name}.scale", scale)
     for value in (stored, scales):
         graph.register_initializer(value)
-    for node, _ in product.weight.uses():
+    for node, _ in weight.uses():
         if node.op_type == "Gather":
-            build = Builder(graph, node, f"{product.name}.rows")
+            build = Builder(graph, node, f"{weight.name}.rows")
             ids = node.inputs[1]
             found = build.add("Cast", [build.add("Gather", [stored, ids])], to=ir.DataType.FLOAT)
             last = build.constant("int8.last_axis", np.array([-1]))

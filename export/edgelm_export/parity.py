@@ -2,12 +2,13 @@
 
 Each case is a batch of rows of token ids. PyTorch sees the rows one by one at their own length; the graph
 sees them as a batch, padded on the right, so padding, batching and positions are tested together. Logits
-are compared at every position of a row, or at a spread of them where the vocabulary makes that heavy.
+are compared at every position of a row, or at a spread of them where the vocabulary makes that heavy. A
+graph with a cache is fed one row in pieces besides, and two rows of different lengths.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,23 +18,27 @@ import torch
 from numpy.typing import NDArray
 
 from edgelm.model import Transformer
+from edgelm_export.cached_operators import CACHE_LENGTH
 from edgelm_runtime.decoder import padded
 from edgelm_runtime.errors import ExportError
 from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.session import Session
+from edgelm_runtime.session import Session, empty_like_input
 
 Ids = NDArray[np.int64]
+Floats = NDArray[np.float32]
+Answer = Callable[[Ids, Ids], Floats]
+"""(ids (T), positions (n)) -> logits (n, vocab): what one row alone gives."""
 
 # (batch, length): one token, two, primes, and lengths around powers of two; the context comes on top.
 SIZES = ((1, 1), (1, 2), (3, 1), (2, 2), (2, 3), (1, 5), (3, 7), (1, 13), (2, 17), (1, 31), (1, 64), (1, 127))
 RAGGED = (1, 11, 2, 23)
+STEPWISE = 20  # tokens of the row that is fed to a cache in pieces
 LOGITS_PER_CASE = 1 << 20  # floats, 4 MB: cases are kept while the graph is tried in two ways
 SCORES_AT_ONCE = 1 << 26  # floats: attention scores of one layer at the longest length, 256 MB
 
 # Error allowed by default, in units of the largest logit. Float32 sums of a few thousand products, added up
-# in another order, differ by about 1e-6.
-# A graph with rounded activations may round one in a million the other way.
-TOLERANCE = {"fp32": 1e-4, "fp16": 2e-2, "itself": 1e-2}
+# in another order, differ by about 1e-6; a graph with rounded activations rounds one in a million otherwise.
+TOLERANCE = {"PyTorch": 1e-4, "itself": 1e-2}
 
 
 @dataclass(frozen=True)
@@ -64,72 +69,90 @@ class ParityReport:
 
 @dataclass(frozen=True)
 class Case:
-    """Rows of ids, positions (B, n) to compare, and PyTorch's logits (B, n, vocab) there."""
+    """Rows of ids, positions (B, n) to compare, and the logits (B, n, vocab) that each row alone gives there.
+
+    `pieces` are the lengths that the rows are fed in, with a cache; empty: whole, without one.
+    """
 
     rows: list[Ids]
     at: Ids
-    expected: NDArray[np.float32]
+    expected: Floats
+    pieces: tuple[int, ...] = ()
 
 
-def reference_cases(model: Transformer, vocab_size: int, prompts: Sequence[Sequence[int]]) -> list[Case]:
-    """PyTorch's answers of `model`, in eval mode, cut to `vocab_size` logits."""
-    longest = longest_checked(model.config.context_length, model.config.num_heads)
+def torch_answer(model: Transformer, vocab_size: int) -> Answer:
+    """PyTorch's logits of `model`, in eval mode, cut to `vocab_size`."""
 
     @torch.no_grad()
-    def answer(row: Ids, at: Ids) -> NDArray[np.float32]:
+    def answer(row: Ids, at: Ids) -> Floats:
         device = model.token_embedding.weight.device
         hidden = model.hidden(torch.from_numpy(row).to(device)[None])[0]
-        logits = model.logits(hidden[torch.from_numpy(at).to(device)])
-        found: NDArray[np.float32] = logits[:, :vocab_size].float().cpu().numpy()
-        return found
+        logits: Floats = (
+            model.logits(hidden[torch.from_numpy(at).to(device)])[:, :vocab_size].float().cpu().numpy()
+        )
+        return logits
 
-    return make_cases(answer, vocab_size, longest, prompts)
-
-
-def longest_checked(context_length: int, num_heads: int) -> int:
-    """The longest row of a check: the context, where its attention scores fit into memory."""
-    return min(context_length, int((SCORES_AT_ONCE / num_heads) ** 0.5))
+    return answer
 
 
 def make_cases(
-    answer: Callable[[Ids, Ids], NDArray[np.float32]],
-    vocab_size: int,
-    longest: int,
-    prompts: Sequence[Sequence[int]] = (),
+    answer: Answer, sizes: ModelFile, prompts: Sequence[Sequence[int]] = (), kv_cache: bool = False
 ) -> list[Case]:
-    """Batches of random ids, and `prompts`; `answer` gives the logits of one row at some positions."""
+    """Batches of random ids for a model of `sizes`, `prompts`, and rows in pieces for a cache."""
     random = np.random.default_rng(0)
+    vocab_size, context = sizes.vocab_size, sizes.context_length
+    # The longest row is the context, where its attention scores fit into memory.
+    longest = min(context, int((SCORES_AT_ONCE / int(sizes.config["num_heads"])) ** 0.5))
     shapes = [[length] * batch for batch, length in SIZES if length < longest]
     shapes += [[min(length, longest) for length in RAGGED], [longest]]
     batches = [[random.integers(0, vocab_size, length) for length in shape] for shape in shapes]
     batches += [[np.array(prompt[:longest], np.int64)] for prompt in prompts]
-    return [_case(answer, vocab_size, rows) for rows in batches]
+    cases = [_case(answer, vocab_size, rows) for rows in batches]
+    if kv_cache:
+        row = random.integers(0, vocab_size, min(STEPWISE, context))
+        cases += [_case(answer, vocab_size, [row], pieces) for pieces in _pieces(len(row))]
+    return cases
 
 
-def _case(answer: Callable[[Ids, Ids], NDArray[np.float32]], vocab_size: int, rows: list[Ids]) -> Case:
-    count = max(1, min(max(map(len, rows)), LOGITS_PER_CASE // (vocab_size * len(rows))))
+def _pieces(length: int) -> Iterator[tuple[int, ...]]:
+    """One by one; half, then one by one; halves; quarters."""
+    half, quarter = length // 2, length // 4
+    yield (1,) * length
+    if half:
+        yield (half, *(1,) * (length - half))
+        yield half, length - half
+    if quarter:
+        yield quarter, quarter, quarter, length - 3 * quarter
+
+
+def _case(answer: Answer, vocab_size: int, rows: list[Ids], pieces: tuple[int, ...] = ()) -> Case:
+    longest = max(map(len, rows))
+    count = longest if pieces else max(1, min(longest, LOGITS_PER_CASE // (vocab_size * len(rows))))
     at = np.stack([np.linspace(0, len(row) - 1, count).round().astype(np.int64) for row in rows])
-    return Case(rows, at, np.stack([answer(row, where) for row, where in zip(rows, at, strict=True)]))
+    return Case(rows, at, np.stack([answer(row, where) for row, where in zip(rows, at, strict=True)]), pieces)
 
 
 def compare(
-    cases: Sequence[Case], open_session: Callable[[bool], Session], dtype: str, atol: float | None
+    cases: Sequence[Case],
+    open_session: Callable[[bool], Session],
+    atol: float | None = None,
+    against: str = "PyTorch",
 ) -> ParityReport:
-    """Hold a graph against PyTorch, with graph optimisation off and on.
+    """Hold a graph against the answers in `cases`, with graph optimisation off and on.
 
     `open_session` is called with whether to optimise. Raises ExportError where an error exceeds `atol`, or
-    by default TOLERANCE of `dtype` times the largest logit, and where a logit is not finite.
+    by default TOLERANCE of the largest logit, and where a logit is not finite.
     """
     largest = max(float(np.abs(case.expected).max()) for case in cases)
-    allowed = atol if atol is not None else TOLERANCE[dtype] * max(1.0, largest)
+    allowed = atol if atol is not None else TOLERANCE[against] * max(1.0, largest)
     worst, relative, agreed, positions = 0.0, 0.0, 0, 0
     for optimize in (False, True):
         session = open_session(optimize)
         for case in cases:
-            found = _graph_logits(session, case)
+            found = _in_pieces(session, case) if case.pieces else _whole(session, case)
             error = float(np.abs(found - case.expected).max())
             if not np.isfinite(error):
-                raise ExportError(*_not_finite(case, dtype))
+                raise ExportError(*_not_finite(case))
             worst = max(worst, error)
             relative = max(relative, error / max(float(np.abs(case.expected).max()), 1e-30))
             agreed += int((found.argmax(-1) == case.expected.argmax(-1)).sum())
@@ -141,51 +164,82 @@ def compare(
     )  # fmt: skip
     if worst > allowed:
         raise ExportError(
-            f"the graph differs from {'itself' if dtype == 'itself' else 'PyTorch'} by {worst:.2e}, "
-            f"and {allowed:.2e} is allowed",
+            f"the graph differs from {against} by {worst:.2e}, and {allowed:.2e} is allowed",
             "please report this model; --atol sets another limit",
         )
     return report
 
 
 def consistency(path: Path, model: ModelFile) -> ParityReport:
-    """Hold a graph against itself: rows one by one, against the same rows in padded batches.
+    """Hold a graph against itself: rows one by one, against the same rows in padded batches and in pieces.
 
     For graphs that round activations: what a token gets must not depend on what stands beside it.
     """
     alone = Session(path, "cpu")
 
-    def answer(row: Ids, at: Ids) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = alone.run(["logits"], {"input_ids": row[None], "logits_at": at[None]})[
-            0
-        ][0]
+    def answer(row: Ids, at: Ids) -> Floats:
+        feeds = {"input_ids": row[None], "logits_at": at[None], **no_cache(alone, 1)}
+        logits: Floats = alone.run(["logits"], feeds)[0][0]
         return logits
 
-    longest = longest_checked(model.context_length, int(model.config["num_heads"]))
-    cases = make_cases(answer, model.vocab_size, longest)
+    cases = make_cases(answer, model, kv_cache=CACHE_LENGTH in alone.inputs)
     alone.close()
-    return compare(cases, lambda optimize: Session(path, "cpu", optimize=optimize), "itself", None)
+    return compare(cases, lambda optimize: Session(path, "cpu", optimize=optimize), against="itself")
 
 
-def _graph_logits(session: Session, case: Case) -> NDArray[np.float32]:
+def no_cache(session: Session, batch: int) -> dict[str, NDArray[Any]]:
+    """What a graph with a cache is fed to run without one; nothing for others."""
+    past = {name: info for name, info in session.inputs.items() if name.startswith("past_key_values.")}
+    lengths = {CACHE_LENGTH: np.zeros(batch, np.int64)} if past else {}
+    return lengths | {name: empty_like_input(info, batch) for name, info in past.items()}
+
+
+def _whole(session: Session, case: Case) -> Floats:
     ids = padded(case.rows)
     # Every other case counts positions from the end, which the graph must understand as well.
     at = case.at - ids.shape[1] if ids.shape[1] % 2 else case.at
-    feeds = {"input_ids": ids, "logits_at": at}
-    logits: NDArray[np.float32] = session.run(["logits"], feeds)[0]
+    feeds = {"input_ids": ids, "logits_at": at, **no_cache(session, len(ids))}
+    logits: Floats = session.run(["logits"], feeds)[0]
     return logits
 
 
-def _not_finite(case: Case, dtype: str) -> tuple[str, str]:
+def _in_pieces(session: Session, case: Case) -> Floats:
+    """The row of `case` behind a cache that grows, beside a second row that is a piece ahead or behind.
+
+    Where a piece is one token, both rows go in one batch at different lengths; longer pieces go alone, as
+    the cache's contract demands.
+    """
+    (row,) = case.rows
+    past = no_cache(session, 1)
+    names = [name for name in past if name != CACHE_LENGTH]
+    outputs = ["logits", *(name.replace("past_key_values", "present") for name in names)]
+    found: list[Floats] = []
+    start = 0
+    for piece in case.pieces:
+        at = np.arange(piece)[None]
+        feeds = {**past, "input_ids": row[None, start : start + piece], "logits_at": at}
+        if piece == 1 and start > 1:
+            # The other row stops one token earlier: it is fed that token again.
+            feeds = {
+                name: np.concatenate([value, value]) for name, value in feeds.items() if name != "logits_at"
+            }
+            feeds[CACHE_LENGTH] = np.array([start, start - 1])
+            feeds["input_ids"] = row[[start, start - 1]][:, None]
+        logits, *present = session.run(outputs, feeds)
+        if len(logits) == 2:
+            found[-1] = np.concatenate([found[-1][:, :-1], logits[1:]], axis=1)
+        found.append(logits[:1])
+        start += piece
+        past = dict(zip(names, (value[:1] for value in present), strict=True)) | {
+            CACHE_LENGTH: np.array([start])
+        }
+    return np.concatenate(found, axis=1)
+
+
+def _not_finite(case: Case) -> tuple[str, str]:
     if not np.isfinite(case.expected).all():
         return (
             "PyTorch's own logits are not finite",
             "the checkpoint holds NaN or infinite weights; train it again",
         )
-    where = " or ".join(str(len(row)) for row in case.rows[:1])
-    if dtype == "fp16":
-        return (
-            f"numbers above 65504 do not fit fp16: logits are not finite at length {where}",
-            "export with --dtype fp32",
-        )
-    return f"the graph's logits are not finite at length {where}", "please report this model"
+    return f"the graph's logits are not finite at length {len(case.rows[0])}", "please report this model"

@@ -77,6 +77,32 @@ class NameAxes(ir.passes.InPlacePass):
         return self._symbols.sub(lambda found: self._names[found[0]], str(size.value))
 
 
+class DropReshapes(ir.passes.InPlacePass):
+    """A reshape of a reshape is one, and one that ends where it began is none.
+
+    They are left between operators that take rows, where PyTorch's heads were laid out and flattened again.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        modified = False
+        for node in list(model.graph):
+            if node.op_type != "Reshape":
+                continue
+            while (before := _producer(node.inputs[0])) is not None and before.op_type == "Reshape":
+                node.replace_input_with(0, before.inputs[0])
+                modified = True
+            source, result = node.inputs[0], node.outputs[0]
+            assert source is not None
+            if source.shape is not None and source.shape == result.shape and not result.is_graph_output():
+                ir.convenience.replace_all_uses_with(result, source)
+                modified = True
+        return ir.passes.PassResult(model, modified)
+
+
+def _producer(value: ir.Value | None) -> ir.Node | None:
+    return value.producer() if value is not None else None
+
+
 class StripTraces(ir.passes.InPlacePass):
     """No paths, stack traces or tool versions of the machine that exported."""
 
@@ -93,5 +119,12 @@ class StripTraces(ir.passes.InPlacePass):
 
 def finish(model: ir.Model, axes: dict[str, str]) -> None:
     """All steps in order; `axes` names the tracer's symbols."""
-    for step in (StoreTransposed(), NameWeights(), NameAxes(axes), RemoveUnusedNodesPass(), StripTraces()):
+    for step in (
+        StoreTransposed(),
+        NameWeights(),
+        NameAxes(axes),
+        DropReshapes(),
+        RemoveUnusedNodesPass(),
+        StripTraces(),
+    ):
         step(model)

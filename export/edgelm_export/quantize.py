@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from edgelm_export.blocks import BlockQuantized
+from edgelm_export.cached_operators import CACHE_LENGTH
 from edgelm_export.fp16 import Float16Weights
 from edgelm_export.golden import golden_vectors
-from edgelm_export.int8 import RowwiseInt8
+from edgelm_export.int8 import RowwiseInt8, RowwiseInt8Embedding
 from edgelm_export.metadata import graph_facts, seal
 from edgelm_export.parity import consistency
 from edgelm_export.quality import Answers, Calibration, Quality, calibration, compare_answers
@@ -31,18 +33,30 @@ from edgelm_runtime.verify import verify
 Report = Callable[[str], None]
 
 # Percent of perplexity that a precision may cost by default.
-ALLOWED: dict[str, float] = {"fp16": 0.5, "int8": 2.0}
+ALLOWED: dict[str, float] = {"fp16": 0.5, "int8": 2.0, "int4": 8.0}
+KERNELS = ("auto", "rows", "blocks")
+BLOCK_SIZES = (16, 32, 64, 128, 256)  # what the operator takes
+FINER_BLOCKS = 32  # smaller ones cost speed before they gain quality
+HEAD = "head"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens to which matrices; `kept` are kinds such as `mlp.down` that stay at 16 bits."""
+    """What happens to which matrices.
+
+    `dtype` is fp16, int8 or int4. `block_size` 0 is int8 by rows and columns, for whole windows; otherwise
+    weights go in blocks, for steps with a cache. `kept` are kinds such as `mlp.down` that get the next better
+    precision: 8 bits in blocks instead of 4, 16 bits instead of 8.
+    """
 
     dtype: str
+    block_size: int = 0
     kept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self.dtype + (f", {' and '.join(self.kept)} at 16 bits" if self.kept else "")
+        size = f" in blocks of {self.block_size}" if self.block_size else ""
+        better = "8" if self.dtype == "int4" else "16"
+        return self.dtype + size + (f", {' and '.join(self.kept)} at {better} bits" if self.kept else "")
 
     def apply(self, graph: ir.Model) -> None:
         """Rewrite `graph`."""
@@ -51,7 +65,13 @@ class Plan:
             return
         names = [product.name for product in products(graph.graph)]
         kept = {name for name in names if kind_of(name) in self.kept}
-        RowwiseInt8(keep=kept)(graph)
+        if self.dtype == "int4":
+            BlockQuantized(lambda name: 8 if name in kept else 4, self.block_size)(graph)
+        elif self.block_size:
+            BlockQuantized(lambda name: 0 if name in kept else 8, self.block_size)(graph)
+        else:
+            RowwiseInt8(keep=kept)(graph)
+        RowwiseInt8Embedding()(graph)
         Float16Weights(only=kept)(graph)
 
 
@@ -76,6 +96,7 @@ class Source:
                 for key, value in session.metadata.items()
                 if key.startswith(PREFIX)
             }
+            self.cached = CACHE_LENGTH in session.inputs
             decoder = self.decoder(session)
             self.calibration: Calibration = calibration(self.file, decoder, text)
             self.answers: Answers = self.calibration.answers(decoder)
@@ -105,18 +126,32 @@ def quantize(
     *,
     text: Path | None = None,
     max_ppl_increase: float | None = None,
+    kernel: str = "auto",
+    block_size: int = 32,
     report: Report = lambda line: None,
 ) -> Quality:
-    """Write the float32 model file `path` as `output` in another precision.
+    """Write the float32 model file `path` as `output` in another precision: fp16, int8 or int4.
 
     `text` is what quality is measured on (default: a sample that ships with edgelm). `max_ppl_increase` is in
-    percent. Raises ExportError where no arrangement stays below it; then nothing is written.
+    percent. `kernel`: `rows` is int8 for whole windows, `blocks` (of `block_size` weights) is for steps with a
+    cache; `auto` goes by whether the file has a cache. int4 is always in blocks.
+
+    Raises ExportError where no arrangement stays below `max_ppl_increase`; then nothing is written.
     """
     check_dtype(dtype)
+    if kernel not in KERNELS or (kernel == "rows" and dtype != "int8"):
+        raise OptionError(f"there is no kernel {kernel!r} for {dtype}", f"choose from {', '.join(KERNELS)}")
+    if block_size not in BLOCK_SIZES:
+        raise OptionError(
+            f"the block size is {block_size}", f"choose from {', '.join(map(str, BLOCK_SIZES))}"
+        )
     allowed = ALLOWED[dtype] if max_ppl_increase is None else max_ppl_increase
     source = Source(path, text)
+    in_blocks = dtype == "int4" or (
+        dtype == "int8" and (kernel == "blocks" or (kernel == "auto" and source.cached))
+    )
     with new_file(output) as new:
-        plan, quality = _search(source, new, dtype, allowed, report)
+        plan, quality = _search(source, new, Plan(dtype, block_size if in_blocks else 0), allowed, report)
         about = quality.to_dict() | {"plan": str(plan), "allowed_pct": allowed}
         _finish(source, new, plan, about, report)
     return quality
@@ -128,32 +163,38 @@ def check_dtype(dtype: str) -> None:
         raise OptionError(f"there is no precision {dtype!r}", f"choose from fp32, {', '.join(ALLOWED)}")
 
 
-def _search(source: Source, new: Path, dtype: str, allowed: float, report: Report) -> tuple[Plan, Quality]:
+def _search(source: Source, new: Path, first: Plan, allowed: float, report: Report) -> tuple[Plan, Quality]:
     """Write the first plan that is good enough to `new`."""
     results: dict[Plan, Quality] = {}
-    for plan in _plans(source, dtype, results):
+    for plan in _plans(source, first, results):
         results[plan] = _try(source, new, plan)
         report(f"{plan}: {results[plan]}")
         if results[plan].ppl_increase_pct <= allowed:
             return plan, results[plan]
     best = min(results.values(), key=lambda quality: quality.ppl_increase_pct)
     raise ExportError(
-        f"{dtype} raises the perplexity by {best.ppl_increase_pct:.2f}% at best, and {allowed:g}% is allowed",
+        f"{first.dtype} raises the perplexity by {best.ppl_increase_pct:.2f}% at best, and {allowed:g}% is allowed",
         "allow more with --max-ppl-increase, or choose a higher precision",
     )
 
 
-def _plans(source: Source, dtype: str, results: dict[Plan, Quality]) -> Iterator[Plan]:
-    """Plans in the order of their size, later ones chosen by the `results` of earlier ones."""
-    yield Plan(dtype)
-    if dtype == "fp16":
+def _plans(source: Source, first: Plan, results: dict[Plan, Quality]) -> Iterator[Plan]:
+    """Plans roughly in the order of their size, later ones chosen by the `results` of earlier ones."""
+    if first.dtype == "int4":
+        # The head is the embedding too in most small models, and at 4 bits it costs the most by far.
+        first = replace(first, kept=(HEAD,))
+    yield first
+    if first.dtype == "fp16":
         return
-    kinds = source.kinds()
-    singles = [Plan(dtype, (kind,)) for kind in kinds]
+    if first.block_size > FINER_BLOCKS:
+        first = replace(first, block_size=FINER_BLOCKS)
+        yield first
+    others = [kind for kind in source.kinds() if kind not in first.kept]
+    singles = [replace(first, kept=(*first.kept, kind)) for kind in others]
     yield from singles
-    ranked = [plan.kept[0] for plan in sorted(singles, key=lambda plan: results[plan].ppl_increase_pct)]
-    for count in range(2, len(kinds)):
-        yield Plan(dtype, tuple(ranked[:count]))
+    ranked = [plan.kept[-1] for plan in sorted(singles, key=lambda plan: results[plan].ppl_increase_pct)]
+    for count in range(2, len(ranked)):
+        yield replace(first, kept=(*first.kept, *ranked[:count]))
 
 
 def _try(source: Source, new: Path, plan: Plan) -> Quality:
