@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
+import shlex
 import shutil
 import sys
 import threading
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fakes import TINY
 
@@ -161,6 +164,24 @@ def test_the_window(execute: Callable[[str], dict[str, Any]], monkeypatch: pytes
     assert page.get("1.0", "end-1c").rstrip("\n") == expected.rstrip("\n")
     assert line.get() == ""
     window.destroy()
+
+
+def test_the_commands(
+    execute: Callable[[str], dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from edgelm.cli import main
+
+    Path("notes.txt").write_text("one text\nanother\n")
+    (block,) = re.findall(r"^```sh\n(.*?)^```", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    for line in block.splitlines():
+        monkeypatch.setattr(sys, "argv", shlex.split(line))
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
+        main()
+    printed = capsys.readouterr().out.splitlines()
+    assert len(printed) > 1 and printed[-1].startswith("notes.txt: ")
+    assert np.load("vectors.npy").shape == (2, 16)
 
 
 def test_links_lead_somewhere() -> None:
