@@ -348,6 +348,21 @@ def test_byte_level_tokenizers(pre: str, tmp_path: Path) -> None:
     assert found.bos_id == (0 if pre == "llama-bpe" else None)
 
 
+@pytest.mark.parametrize("pre", ["smollm", "llama-bpe"])
+def test_generation_settings_come_along(pre: str, tmp_path: Path) -> None:
+    values = byte_level_metadata(pre)
+    model = build("llama", vocab_size=len(values["tokenizer.ggml.tokens"]))
+    write(tmp_path / "m.gguf", model, "llama", **values)
+    checkpoint = load_source(tmp_path / "m.gguf")
+    assert checkpoint.generation == {
+        "end_ids": [1, 0], "bos_id": 0, "add_bos": pre == "llama-bpe", "chat_template": "{{ messages }}"
+    }  # fmt: skip
+    assert (
+        checkpoint.tokenizer is not None
+        and checkpoint.tokenizer.decode(checkpoint.tokenizer.encode(TEXTS)) == TEXTS
+    )
+
+
 def test_unknown_cuts_are_refused_by_name(tmp_path: Path) -> None:
     file = metadata_file(tmp_path / "t.gguf", byte_level_metadata("klingon"))
     with pytest.raises(TokenizerError, match=r"'klingon'.*--tokenizer none"):

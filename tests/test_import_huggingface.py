@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -248,6 +249,75 @@ def test_what_cannot_be_expressed_is_refused_by_name(
     with pytest.raises((CheckpointError, ConfigError)) as caught:
         load_source(tmp_path, tokenizer="none")
     assert named in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "llama"])
+def test_buffers_of_older_versions_are_left_out(name: str, tmp_path: Path) -> None:
+    """Masks and frequencies that transformers once stored; GPT-2's own files have no prefix either."""
+    model = build(name)
+    model.config.save_pretrained(tmp_path)
+    state = {key.removeprefix("transformer."): value for key, value in model.state_dict().items()}
+    old = {
+        "gpt2": ("h.{}.attn.bias", "h.{}.attn.masked_bias"),
+        "gpt_neox": ("gpt_neox.layers.{}.attention.bias", "gpt_neox.layers.{}.attention.rotary_emb.inv_freq"),
+        "llama": ("model.layers.{}.self_attn.rotary_emb.inv_freq",),
+    }
+    state |= {key.format(layer): torch.ones(4) for key in old[name] for layer in range(3)}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    compare(load_source(tmp_path, tokenizer="none"), model)
+
+
+def small_tokenizer(bos: bool) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=270, initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
+        special_tokens=["<|begin|>", "<|end|>", "<|turn|>"],
+    )  # fmt: skip
+    made.train_from_iterator(["the cat and the hat"], trainer)
+    if bos:
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            "<|begin|> $A", special_tokens=[("<|begin|>", 0)]
+        )
+    return made
+
+
+GENERATION: list[tuple[dict[str, Any], dict[str, Any], str | None, bool, dict[str, Any]]] = [
+    # generation_config, tokenizer_config, chat_template.jinja, begin-of-text added, what comes out
+    ({}, {}, None, False, {"end_ids": [1]}),
+    ({"eos_token_id": [2, 1]}, {"eos_token": "<|turn|>"}, None, True,
+     {"end_ids": [2, 1], "bos_id": 0, "add_bos": True}),
+    ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.1},
+     {"eos_token": {"content": "<|turn|>"}, "bos_token": "<|begin|>"}, "{{ x }}", False,
+     {"end_ids": [2, 1], "bos_id": 0, "add_bos": False, "chat_template": "{{ x }}", "temperature": 0.6, "top_p": 0.9,
+      "top_k": 40, "repeat_penalty": 1.1}),
+    ({"do_sample": False, "temperature": 0.6}, {"chat_template": "{{ a }}"}, None, False,
+     {"end_ids": [1], "chat_template": "{{ a }}"}),
+    ({}, {"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]}, None, False,
+     {"end_ids": [1], "chat_template": "d"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("defaults", "about", "template", "bos", "expected"), GENERATION)
+def test_generation_settings_come_along(
+    defaults: dict[str, Any],
+    about: dict[str, Any],
+    template: str | None,
+    bos: bool,
+    expected: Any,
+    tmp_path: Path,
+) -> None:
+    build("llama", vocab_size=300).save_pretrained(tmp_path)
+    small_tokenizer(bos).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    if template is not None:
+        (tmp_path / "chat_template.jinja").write_text(template)
+    checkpoint = load_source(tmp_path)
+    assert checkpoint.generation == expected
+    assert checkpoint.tokenizer is not None
+    assert checkpoint.tokenizer.encode("the hat") == small_tokenizer(False).encode("the hat").ids
 
 
 def test_no_tokenizer_names_the_ways_on(tmp_path: Path) -> None:

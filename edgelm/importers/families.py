@@ -142,6 +142,7 @@ GPT_NEOX = Family(
     layer="layers.",
     embedding="embed_in.weight",
     head="embed_out.weight",
+    head_alias="lm_head.weight",
     ignored=(r"layers\.\d+\.attention\.(?:bias|masked_bias|rotary_emb\.inv_freq)", r"rotary_emb\.inv_freq"),
 )
 

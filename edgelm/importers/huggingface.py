@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.importers.files import has, inside, read_json
-from edgelm.importers.huggingface_config import read_config
+from edgelm.importers.huggingface_config import family_of, read_config
 from edgelm.importers.mapping import Stored, take_weights, without_prefixes
 from edgelm.importers.tokenizer_json import ImportedTokenizer
 from edgelm.importers.tokenizer_source import choose_tokenizer, folder_tokenizer
@@ -32,8 +32,9 @@ def load_huggingface(folder: Path, tokenizer: str | None) -> Checkpoint:
     """The model in a folder. Raises CheckpointError, ConfigError or TokenizerError."""
     source = str(folder)
     settings = read_json(inside(folder, "config.json"))
-    weights = without_prefixes(_folder_weights(folder), source, ("gpt_neox.",))
-    config, family = read_config(settings, weights, source)
+    family = family_of(settings, source)
+    weights = family.renamed(without_prefixes(_folder_weights(folder), source, ("gpt_neox.",)))
+    config = read_config(settings, weights, source)
     found = choose_tokenizer(
         tokenizer, lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source
     )

@@ -71,17 +71,22 @@ Reader = Callable[[Settings, Weights, int], dict[str, Any]]
 """(config.json, tensors, how many layers the tensors make) -> fields of the config."""
 
 
-def read_config(values: Mapping[str, Any], weights: Weights, source: str) -> tuple[ModelConfig, Family]:
-    """The architecture that config.json and the tensors describe. Raises CheckpointError or ConfigError."""
+def family_of(values: Mapping[str, Any], source: str) -> Family:
+    """The weight names that config.json's `model_type` stands for. Raises CheckpointError for others."""
     kind = values.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise CheckpointError(
             f"{source}: model_type {kind!r} cannot be imported", f"known are {', '.join(sorted(FAMILIES))}"
         )
-    if values.get("quantization_config"):
-        method = values["quantization_config"].get("quant_method", "of an unnamed kind")
+    return FAMILIES[kind][0]
+
+
+def read_config(values: Mapping[str, Any], weights: Weights, source: str) -> ModelConfig:
+    """The architecture that config.json and the tensors describe. Raises CheckpointError or ConfigError."""
+    family, reader = family_of(values, source), FAMILIES[values["model_type"]][1]
+    if quantised := values.get("quantization_config"):
+        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         raise CheckpointError(f"{source} is quantised ({method})", "give the unquantised weights")
-    family, reader = FAMILIES[kind]
     settings = Settings(values, source)
     embedding = weights.get(family.embedding)
     if embedding is None or len(embedding.shape) != 2:
@@ -95,10 +100,9 @@ def read_config(values: Mapping[str, Any], weights: Weights, source: str) -> tup
     fields = reader(settings, weights, layers)
     if fields.get("sliding_window", 0) >= fields["context_length"] and "local_rope_theta" not in fields:
         del fields["sliding_window"], fields["local_layers"]  # a window over everything is none
-    config = ModelConfig(
+    return ModelConfig(
         vocab_size=embedding.shape[0], num_layers=layers, tied_head=family.tied(weights), **fields
     )
-    return config, family
 
 
 def _gpt2(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:

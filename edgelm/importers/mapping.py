@@ -69,6 +69,14 @@ class Family:
     embedding: str
     head: str
     ignored: tuple[str, ...] = ()
+    head_alias: str = ""
+    """What other versions of the same program call the head."""
+
+    def renamed(self, weights: Weights) -> Weights:
+        """The weights with the head under its one name."""
+        if self.head_alias not in weights or self.head in weights:
+            return weights
+        return {self.head if name == self.head_alias else name: stored for name, stored in weights.items()}
 
     def layers(self, weights: Weights) -> int:
         """How many layers the names speak of."""

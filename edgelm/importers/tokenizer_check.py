@@ -97,7 +97,7 @@ def probe_texts(tokenizer: Tokenizer, seed: int = 0) -> Iterator[str]:
 
 
 def _chunks(text: str, size: int) -> Iterator[str]:
-    yield from (text[start : start + size] for start in range(0, min(len(text), 40_000), size))
+    yield from (text[start : start + size] for start in range(0, min(len(text), 20_000), size))
 
 
 def _white_space(draw: random.Random) -> Iterator[str]:

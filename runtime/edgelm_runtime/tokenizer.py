@@ -18,6 +18,7 @@ import hashlib
 import json
 import re
 import unicodedata
+from binascii import a2b_base64
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby, takewhile
@@ -257,12 +258,12 @@ class Tokenizer:
         """Build from the values of `to_dict`. Raises TokenizerError where they are not such."""
         try:
             return cls(
-                tokens=[base64.b64decode(token) for token in values["tokens"]],
+                tokens=[a2b_base64(token) for token in values["tokens"]],
                 pattern=values["pattern"],
                 special=values["special"],
                 ids=values.get("ids"),
                 decode_only={
-                    int(token_id): base64.b64decode(token)
+                    int(token_id): a2b_base64(token)
                     for token_id, token in values.get("decode_only", {}).items()
                 },
                 **{name: values.get(name, usual) for name, usual in _PLAIN.items()},
