@@ -168,12 +168,11 @@ class BoundRun:
         self._binding = session.raw.io_binding()
         self._past = past  # bound by address, so it must not go away before the binding
         for name, buffer in past.items():
-            place = ("cpu", 0, buffer.dtype.type, buffer.shape, buffer.ctypes.data)
-            self._binding.bind_input(name, *place)
-            self._binding.bind_output(name.replace("past_key_values.", "present."), *place)
+            self._binding.bind_input(name, *_place(buffer))
+            self._binding.bind_output(name.replace("past_key_values.", "present."), *_place(buffer))
         rows = len(next(iter(past.values())))
         self._lengths = np.zeros(rows, np.int64)
-        self._binding.bind_cpu_input("cache_length", self._lengths)
+        self._binding.bind_input("cache_length", *_place(self._lengths))
         self._ids = np.zeros((rows, 0), np.int64)
         self._at = np.zeros((1, 0), np.int64)
         vocab_size: Any = session.outputs["logits"].shape[-1]
@@ -183,19 +182,22 @@ class BoundRun:
         """Append ids (B, S) to slots that hold `lengths` tokens; logits (B, count, vocab) at the last positions."""
         if ids.shape != self._ids.shape:
             self._ids = np.zeros_like(ids)
-            self._binding.bind_cpu_input("input_ids", self._ids)
+            self._binding.bind_input("input_ids", *_place(self._ids))
         if count != self._at.shape[1]:
-            self._at = np.arange(-count, 0)[None]
-            self._binding.bind_cpu_input("logits_at", self._at)
+            self._at = np.arange(-count, 0, dtype=np.int64)[None]
+            self._binding.bind_input("logits_at", *_place(self._at))
             self._logits = np.zeros((len(ids), count, self._logits.shape[-1]), np.float32)
-            self._binding.bind_output(
-                "logits", "cpu", 0, np.float32, self._logits.shape, self._logits.ctypes.data
-            )
+            self._binding.bind_output("logits", *_place(self._logits))
         self._ids[:] = ids
         self._lengths[:] = lengths
         self._session.run_bound(self._binding)
         logits: NDArray[np.float32] = self._logits.copy()
         return logits
+
+
+def _place(array: NDArray[Any]) -> tuple[Any, ...]:
+    """An array's memory as an I/O binding wants to be told it. (The shorter call refuses inputs with a default.)"""
+    return "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
 
 
 def common_prefix(one: Ids, other: Ids) -> int:
