@@ -8,6 +8,7 @@ suffice: at 50 000 tokens a partition costs a hundredth of a stable sort.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ Ids = NDArray[np.int64]
 # Temperatures beyond cannot be told from these: they leave the best tokens, or all alike.
 COLDEST, HOTTEST = 1e-30, 1e30
 FIRST_TRY = 256
+BLOCK = 256
 
 
 def filtered(
@@ -53,7 +55,12 @@ def nucleus(weights: Floats, top_p: float) -> Ids:
 
     (Holtzman et al. 2019, https://arxiv.org/abs/1904.09751)
     """
-    return _fewest(weights, weights, top_p)
+    goal = top_p * float(weights.sum(dtype=np.float64))
+    for size in _sizes(len(weights)):
+        best = np.sort(np.partition(weights, -size)[-size:])[::-1]
+        if size == len(weights) or float(best.sum(dtype=np.float64)) >= goal:
+            break
+    return largest(weights, min(reaching(best, goal) + 1, size))
 
 
 def typical(weights: Floats, typical_p: float) -> Ids:
@@ -65,22 +72,40 @@ def typical(weights: Floats, typical_p: float) -> Ids:
     weights = weights[possible]
     total = float(weights.sum(dtype=np.float64))
     surprise = math.log(total) - np.log(weights)
-    entropy = float(np.dot(weights, surprise)) / total
-    return possible[_fewest(-np.abs(surprise - entropy), weights, typical_p)]
+    closeness = -np.abs(surprise - float(np.dot(weights, surprise)) / total)
+    for size in _sizes(len(weights)):
+        best = largest(closeness, size)
+        best = best[np.argsort(-closeness[best])]
+        if size == len(weights) or float(weights[best].sum(dtype=np.float64)) >= typical_p * total:
+            break
+    return possible[largest(closeness, min(reaching(weights[best], typical_p * total) + 1, size))]
 
 
-def _fewest(ranking: Floats, weights: Floats, share: float) -> Ids:
-    """Indices, ascending, of the fewest tokens that rank highest and reach `share` of all weight."""
-    goal = share * float(weights.sum(dtype=np.float64))
-    size = min(FIRST_TRY, len(weights))
-    while True:
-        top = largest(ranking, size)
-        top = top[np.argsort(-ranking[top])]
-        cumulative = np.cumsum(weights[top], dtype=np.float64)
-        if cumulative[-1] >= goal or size == len(weights):
-            count = int(np.searchsorted(cumulative, goal)) + 1
-            return largest(ranking, min(count, size))
-        size = min(16 * size, len(weights))
+def _sizes(most: int) -> Iterator[int]:
+    """How many of the first to look at: few, and more only where those do not suffice."""
+    size = FIRST_TRY
+    while size < most:
+        yield size
+        size *= 16
+    yield most
+
+
+def reaching(weights: Floats, goal: float, beyond: bool = False) -> int:
+    """First index at which the running sum of `weights` is `goal` or more (`beyond`: more than `goal`).
+
+    Where rounding leaves none, it is the last index that adds anything. Blocks are summed first, since a running sum
+    over 50 000 numbers costs more than all filters together.
+    """
+    starts = np.arange(0, len(weights), BLOCK)
+    sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
+    block = _first(sums, goal, beyond)
+    inside = np.cumsum(weights[starts[block] : starts[block] + BLOCK], dtype=np.float64)
+    return int(starts[block]) + _first(inside, goal - (sums[block - 1] if block else 0.0), beyond)
+
+
+def _first(sums: NDArray[np.float64], goal: float, beyond: bool) -> int:
+    goal = min(goal, float(np.nextafter(sums[-1], 0) if beyond else sums[-1]))
+    return int(np.searchsorted(sums, goal, "right" if beyond else "left"))
 
 
 def largest(values: Floats, count: int) -> Ids:

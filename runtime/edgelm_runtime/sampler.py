@@ -11,8 +11,7 @@ counter-based generator, Salmon et al. 2011) makes from the seed, the sample's i
 position. So the same seed gives the same text in any batch, with or without streaming, lookup or a cache, and
 tiny differences between two implementations' logits all but never change a token.
 
-Logits are float32 throughout. The draw sums blocks first, since a cumulative sum over 50 000 numbers costs
-more than everything else together.
+Logits are float32 throughout.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.errors import NumericsError, OptionError
-from edgelm_runtime.filters import filtered, largest
+from edgelm_runtime.filters import filtered, largest, reaching
 
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.int64]
 LARGEST = float(np.finfo(np.float32).max)
-DRAW_BLOCK = 256
 Processor = Callable[[Ids, Floats], Floats]
 """(ids so far (T,), logits (vocab,)) -> logits (vocab,). It may change both; -inf forbids a token."""
 
@@ -221,17 +219,7 @@ def _penalised(logits: Floats, ids: Ids, options: Sampling) -> Floats:
 
 def _drawn(weights: Floats, fraction: float) -> int:
     """Index at which the running sum of `weights` passes `fraction` of the total; its weight is never 0."""
-    starts = np.arange(0, len(weights), DRAW_BLOCK)
-    sums = np.cumsum(np.add.reduceat(weights, starts, dtype=np.float64))
-    point = fraction * sums[-1]
-    block = _first_above(sums, point)
-    inside = np.cumsum(weights[starts[block] : starts[block] + DRAW_BLOCK], dtype=np.float64)
-    return int(starts[block]) + _first_above(inside, point - (sums[block - 1] if block else 0.0))
-
-
-def _first_above(cumulative: NDArray[np.float64], point: float) -> int:
-    """First index with more than `point`, or where rounding leaves none, the last that adds anything."""
-    return int(np.searchsorted(cumulative, min(point, np.nextafter(cumulative[-1], 0)), "right"))
+    return reaching(weights, fraction * float(weights.sum(dtype=np.float64)), beyond=True)
 
 
 def uniform(key: tuple[int, int], position: int) -> float:

@@ -1,16 +1,18 @@
 """What the runtime's Python costs: `python tests/benchmarks/sampling.py`.
 
-First table: milliseconds of processor time per token of the whole generation loop with a decoder that takes no time: window,
-lookup, sampler, detokenizer, stop strings. Second table: what lookup saves and costs, counted with decoders
-that follow a script, where a pass costs as much as the tokens that it is fed. The figures are in
+First table: milliseconds of processor time per token of the whole generation loop (window, lookup, sampler,
+detokenizer, stop strings) with a decoder that takes no time. Second table: what lookup saves and costs, counted
+with decoders that follow a script, where a pass costs as much as the tokens that it is fed. The figures are in
 tests/benchmarks/README.md.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
+import subprocess
 import sys
 import textwrap
 import time
@@ -142,7 +144,19 @@ def lookup_figures(script: list[Any], prompt_length: int, lookup: Any) -> tuple[
     return decoder.fed, stats
 
 
+def import_milliseconds() -> float:
+    """Processor time that the runtime's import adds to those of numpy and onnxruntime; the best of five."""
+    code = (
+        "import numpy, onnxruntime, time; started = time.process_time(); import edgelm_runtime; "
+        "edgelm_runtime.load; print((time.process_time() - started) * 1000)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtime")}
+    command = [sys.executable, "-c", code]
+    return min(float(subprocess.check_output(command, env=environment)) for _ in range(5))
+
+
 def main(show: Callable[[str], None] = print) -> None:
+    show(f"import beyond numpy and onnxruntime: {import_milliseconds():.0f} ms\n")
     show(f"{'milliseconds of Python per token':32s}{'50257 ids':>12s}{'4096 ids':>12s}")
     setups = [(InstantDecoder(size), wide_tokenizer(size)) for size in (50257, 4096)]
     for name, options in OPTIONS.items():
