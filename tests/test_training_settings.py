@@ -21,7 +21,6 @@ from edgelm.cli.training_display import Display
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm.training.config import SAVED, TrainingConfig, resolve
-from edgelm.training.optimizer import learning_rate, make_optimizer
 from edgelm.training.report import Figures
 from edgelm_runtime.errors import (
     CheckpointError,
@@ -117,25 +116,6 @@ def test_a_preset_that_is_none_is_refused(tmp_path: Path, content: str | None, w
         path.write_text(content)
     with pytest.raises(ConfigError, match=words):
         resolve(path)
-
-
-def test_the_learning_rate_rises_and_falls() -> None:
-    rates = [learning_rate(step / 100, 2.0, 0.1, 0.25) for step in range(101)]
-    assert rates[10] == max(rates) == 2.0
-    assert rates[0] > 0 and rates[5] == pytest.approx(1.0)
-    assert rates[55] == pytest.approx((2.0 + 0.5) / 2)
-    assert rates[100] == pytest.approx(0.5)
-    assert rates[:11] == sorted(rates[:11]) and rates[10:] == sorted(rates[10:], reverse=True)
-    assert learning_rate(0.0, 2.0, 0.0, 1.0) == 2.0
-
-
-def test_only_matrices_decay() -> None:
-    model = Transformer(ModelConfig(vocab_size=9, context_length=4, width=8, num_layers=1, num_heads=1))
-    groups = make_optimizer(model, TrainingConfig(weight_decay=0.3), torch.device("cpu")).param_groups
-    decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
-    assert len(decay) == len(list(model.parameters()))
-    for name, weight in model.named_parameters():
-        assert decay[id(weight)] == (0.0 if name.endswith("bias") or "norm" in name else 0.3), name
 
 
 def call(*arguments: str) -> None:

@@ -1,7 +1,7 @@
 """The training loop: batches in, checkpoints and figures out.
 
 Choices, and why:
-- Autocast to bfloat16 keeps weights and optimiser in float32; the loss is computed in float32.
+- Autocast to bfloat16 keeps weights and optimiser in float32; the loss is summed in float32.
 - A batch is a function of the step, and dropout is seeded by the step, so nothing random needs storing
   and a resumed run is the same run.
 - Stopping, the clock and the loss are agreed on by all processes in one small exchange per step.
@@ -22,10 +22,12 @@ from torch import nn
 
 from edgelm import __version__
 from edgelm.checkpoint import STATE, Checkpoint, save_checkpoint
-from edgelm.model import Transformer
+from edgelm.model import Transformer, causal_attention
+from edgelm.training.attention import blocked_attention
 from edgelm.training.batches import Windows, mixed
 from edgelm.training.config import TrainingConfig
 from edgelm.training.distributed import World
+from edgelm.training.loss import Objective
 from edgelm.training.optimizer import learning_rate, make_optimizer
 from edgelm.training.precision import precision_context
 from edgelm.training.report import FigureLog, Figures, Reporter
@@ -74,9 +76,12 @@ class Trainer:
         self.micro_batch = config.batch_size // parts
         self.model: Transformer = checkpoint.model.to(world.device)
         self.model.gradient_checkpointing = config.gradient_checkpointing
+        objective = Objective(
+            self.model, blocked_attention if world.device.type == "cpu" else causal_attention
+        )
         if config.compile:
-            self.model.compile()
-        self.parallel = world.parallel(self.model)
+            objective.compile()
+        self.objective = world.parallel(objective)
         self.optimizer = make_optimizer(self.model, config, world.device)
         self.windows = Windows(data.train, self.context, config.seed)
         self.token_bytes = token_bytes(checkpoint)
@@ -111,14 +116,14 @@ class Trainer:
         figures = FigureLog(self.out, self.position.step) if self.world.writes else None
         earlier = self.position.seconds
         first_step, started = self.position.step, time.perf_counter()
-        self.parallel.train()
+        self.objective.train()
         try:
             with stop_requests() as asked:
                 # Not `asked` itself, which differs between processes until they have agreed.
                 stopping = False
                 while self.progress < 1.0 and not stopping:
                     before = self.progress
-                    row, stopping = self._step(started - earlier, asked)
+                    row, stopping = self.advance(started - earlier, asked)
                     due = int(self.progress * self.config.validations) > int(before * self.config.validations)
                     if due or self.progress >= 1.0:
                         row = self._validated(row)
@@ -135,17 +140,18 @@ class Trainer:
         finally:
             if figures:
                 figures.close()
-            self.parallel.eval()
+            self.objective.eval()
         return finished
 
-    def _step(self, origin: float, asked: StopRequest) -> tuple[Figures, bool]:
+    def advance(self, origin: float, asked: StopRequest) -> tuple[Figures, bool]:
         """One optimiser step; brings the position up to date. Also says whether any process wants to stop."""
         config, position = self.config, self.position
         rate = learning_rate(self.progress, config.learning_rate, config.warmup, config.final_fraction)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
-        # Every process and step has dropout of its own, whether the run was resumed or not.
-        torch.manual_seed(mixed(config.seed, position.step * self.world.size + self.world.rank))
+        if self.checkpoint.config.dropout:
+            # Every process and step has noise of its own, whether the run was resumed or not.
+            torch.manual_seed(mixed(config.seed, position.step * self.world.size + self.world.rank))
         loss = self._gradients()
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
         mine = [loss / self.world.size, float(asked.stop)]
@@ -174,16 +180,15 @@ class Trainer:
             rows = torch.from_numpy(self.windows.batch(first + part * self.micro_batch, self.micro_batch))
             rows = rows.to(self.world.device, non_blocking=True)
             with self._exchange(last=part == config.accumulation - 1), self.autocast():
-                _, loss = self.parallel(rows[:, :-1], rows[:, 1:])
-                loss = loss / config.accumulation
+                loss = self.objective(rows[:, :-1], rows[:, 1:]) / config.accumulation
                 loss.backward()
             total += loss.detach()
         return float(total)
 
     def _exchange(self, last: bool) -> AbstractContextManager[None]:
         """Gradients cross between processes once per step, in the last part's backward pass."""
-        if isinstance(self.parallel, nn.parallel.DistributedDataParallel) and not last:
-            return self.parallel.no_sync()
+        if isinstance(self.objective, nn.parallel.DistributedDataParallel) and not last:
+            return self.objective.no_sync()
         return nullcontext()
 
     def measure(self, most_tokens: int) -> Measure:

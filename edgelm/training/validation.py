@@ -62,9 +62,7 @@ def measure(
             batch = torch.from_numpy(rows)
             targets = batch[:, 1:]
             with autocast():
-                # Not model(...): torch.compile has replaced that, and compiling it for this use and for the
-                # last, smaller batch takes longer than it saves.
-                _, loss = model.forward(batch[:, :-1].to(world.device), targets.to(world.device))
+                _, loss = model(batch[:, :-1].to(world.device), targets.to(world.device))
             assert loss is not None
             nats += float(loss) * targets.numel()
             tokens += targets.numel()

@@ -1,0 +1,114 @@
+"""The parts of a training step that replace PyTorch's own must compute the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from edgelm.config import ModelConfig
+from edgelm.model import AttentionSpec, Transformer, causal_attention
+from edgelm.training import attention, loss
+from edgelm.training.attention import blocked_attention
+from edgelm.training.config import TrainingConfig
+from edgelm.training.loss import Objective, linear_cross_entropy
+from edgelm.training.optimizer import learning_rate, make_optimizer
+
+
+@pytest.mark.parametrize("window", [0, 1, 5, 40])
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("length", [1, 7, 16, 17, 61])
+def test_blocks_of_attention_are_attention(
+    monkeypatch: pytest.MonkeyPatch, length: int, kv_heads: int, window: int
+) -> None:
+    monkeypatch.setattr(attention, "_BLOCK", 16)
+    torch.manual_seed(length)
+    spec = AttentionSpec(layer=0, scale=0.3, window=window)
+    shapes = [(2, heads, length, 8) for heads in (4, kv_heads, kv_heads)]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    weighting = torch.randn(2, 4, length, 8, dtype=torch.float64)
+    results = []
+    for attend in (causal_attention, blocked_attention):
+        mixed = attend(*inputs, spec)
+        results.append((mixed, *torch.autograd.grad((mixed * weighting).sum(), inputs)))
+    for expected, found in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+
+
+def test_blocks_of_attention_have_dropout() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 1, 2, 40, 8).double()
+    value = torch.ones(1, 2, 40, 8).double()
+    mixed = blocked_attention(query, key, value, AttentionSpec(layer=0, scale=1.0, dropout=0.5))
+    assert 0.8 < mixed.mean() < 1.2 and mixed.std() > 0.1
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)], ids=str)
+def test_the_loss_in_parts_is_the_loss(
+    monkeypatch: pytest.MonkeyPatch, bias: bool, dtype: torch.dtype, tolerance: float
+) -> None:
+    monkeypatch.setattr(loss, "_CPU_LOGITS", 16 * 37)  # 16 rows at a time
+    torch.manual_seed(0)
+    made = [torch.randn(shape).to(dtype).requires_grad_() for shape in ((50, 8), (37, 8))]
+    made += [torch.randn(37).requires_grad_()] if bias else []
+    hidden, weight, *rest = made
+    targets = torch.randint(37, (50,))
+    ours = linear_cross_entropy(hidden, weight, rest[0] if bias else None, targets)
+    logits = F.linear(hidden.double(), weight.double(), rest[0].double() if bias else None)
+    reference = F.cross_entropy(logits, targets)
+    assert ours.item() == pytest.approx(reference.item(), rel=tolerance)
+    found, expected = torch.autograd.grad(3 * ours, made), torch.autograd.grad(3 * reference, made)
+    for ours_gradient, gradient in zip(found, expected, strict=True):
+        torch.testing.assert_close(
+            ours_gradient,
+            gradient,
+            rtol=tolerance,
+            atol=tolerance * gradient.abs().max().item(),
+            check_dtype=False,
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tied_head": False, "head_bias": True},
+        {"logit_softcap": 2.0, "attention_softcap": 3.0},
+        {"num_kv_heads": 1, "position": "rotary", "sliding_window": 9, "local_layers": (True, False)},
+    ],
+    ids=str,
+)
+def test_the_objective_is_the_loss_of_the_model(changes: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "context_length": 150, "width": 16, "num_layers": 2, "num_heads": 2}
+    model = Transformer(ModelConfig(**{**sizes, **changes})).double()
+    ids, targets = torch.randint(50, (2, 2, 140))
+    _, expected = model(ids, targets)
+    found = Objective(model, blocked_attention)(ids, targets)
+    assert expected is not None
+    assert found.item() == pytest.approx(expected.item(), rel=1e-6)
+    weights = list(model.parameters())
+    for ours, theirs in zip(
+        torch.autograd.grad(found, weights), torch.autograd.grad(expected, weights), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-7)
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    rates = [learning_rate(step / 100, 2.0, 0.1, 0.25) for step in range(101)]
+    assert rates[10] == max(rates) == 2.0
+    assert rates[0] > 0 and rates[5] == pytest.approx(1.0)
+    assert rates[55] == pytest.approx((2.0 + 0.5) / 2)
+    assert rates[100] == pytest.approx(0.5)
+    assert rates[:11] == sorted(rates[:11]) and rates[10:] == sorted(rates[10:], reverse=True)
+    assert learning_rate(0.0, 2.0, 0.0, 1.0) == 2.0
+
+
+def test_only_matrices_decay() -> None:
+    model = Transformer(ModelConfig(vocab_size=9, context_length=4, width=8, num_layers=1, num_heads=1))
+    groups = make_optimizer(model, TrainingConfig(weight_decay=0.3), torch.device("cpu")).param_groups
+    decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
+    assert len(decay) == len(list(model.parameters()))
+    for name, weight in model.named_parameters():
+        assert decay[id(weight)] == (0.0 if name.endswith("bias") or "norm" in name else 0.3), name
