@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,26 +22,35 @@ from edgelm_runtime.model_file import read_model_file
 from edgelm_runtime.session import Session
 from tests.small_models import small_checkpoint
 
-ARCHITECTURES = ["gpt2", "grouped heads", "one shared key head", "windows", "soft caps", "parallel"]
+ARCHITECTURES = ["gpt2", "grouped heads", "windows", "soft caps", "parallel"]
 CONTEXT = 48
 Ids = NDArray[np.int64]
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
-def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with a cache, of each architecture in turn."""
-    return _exported(request.param, tmp_path_factory)
-
-
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _exported("grouped heads", tmp_path_factory)
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A file with a cache by the name of its architecture."""
+    folder = tmp_path_factory.mktemp("cached")
+
+    def exported(name: str) -> Path:
+        path = folder / f"{name}.onnx"
+        if not path.exists():
+            checkpoint = small_checkpoint(name, context_length=CONTEXT)
+            export_checkpoint(checkpoint, path, kv_cache=True, outputs=["hidden"])
+        return path
+
+    return exported
 
 
-def _exported(name: str, folder: pytest.TempPathFactory) -> Path:
-    path = folder.mktemp("cached") / "model.onnx"
-    export_checkpoint(small_checkpoint(name, context_length=CONTEXT), path, kv_cache=True)
-    return path
+@pytest.fixture(params=ARCHITECTURES)
+def model(request: pytest.FixtureRequest, files: Callable[[str], Path]) -> Path:
+    """A file of each architecture in turn."""
+    return files(request.param)
+
+
+@pytest.fixture
+def llama(files: Callable[[str], Path]) -> Path:
+    return files("grouped heads")
 
 
 class Pair:
@@ -195,13 +204,9 @@ def test_a_failed_run_leaves_nothing_behind(llama: Path, monkeypatch: pytest.Mon
     assert [one.size for one in pair.check([ids[:12]], [1])] == [12]
 
 
-def test_scores_and_vectors_of_a_file_with_a_cache(llama: Path, tmp_path: Path) -> None:
-    path = tmp_path / "hidden.onnx"
-    export_checkpoint(
-        small_checkpoint("grouped heads", context_length=CONTEXT), path, kv_cache=True, outputs=["hidden"]
-    )
+def test_scores_and_vectors_of_a_file_with_a_cache(llama: Path) -> None:
     text = _ids(100).tolist()
-    with load(path, threads=1) as cached, load(path, threads=1, decode="recompute") as plain:
+    with load(llama, threads=1) as cached, load(llama, threads=1, decode="recompute") as plain:
         np.testing.assert_allclose(cached.score(text).logprobs, plain.score(text).logprobs, atol=1e-4)
         assert cached.embed(text[:9]).shape == (24,)
 
