@@ -12,12 +12,13 @@ import pytest
 import edgelm
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
+from edgelm_export.blocks import pack, quantize_blocks, unpack
+from edgelm_export.grids import blocks_on_grid
 from edgelm_export.int8 import quantize_rows
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
 from edgelm_runtime.session import Session
 from edgelm_runtime.verify import verify
 from tests.small_models import small_checkpoint, small_model
-
 
 pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
 
@@ -43,7 +44,7 @@ def test_smaller_files_lose_little_and_prove_themselves(dtype: str, exact: Path,
     assert quality.tokens > 2000 and quality.top1_agreement > 0.9
     stored = json.loads(Session(path, "cpu").metadata["edgelm.quality"])
     assert stored["ppl_increase_pct"] == quality.ppl_increase_pct <= stored["allowed_pct"] == 2
-    assert verify(path, "cpu", 1).tokens == 96
+    assert verify(path, "cpu", 1).prompts == 6
     compare_with_checkpoint(path, small_checkpoint(width=64, head_bias=True))
     other = small_checkpoint(width=64, head_bias=True)
     other.model.blocks[0].mlp.up.weight.data.neg_()
@@ -64,6 +65,91 @@ def test_a_row_of_int8_does_not_depend_on_its_neighbours(exact: Path, tmp_path: 
             lm.generate("in the", max_new_tokens=30, lookup=4).text
             == lm.generate("in the", max_new_tokens=30, lookup=0).text
         )
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("cached") / "model.onnx"
+    export_checkpoint(
+        on_a_grid(small_checkpoint("grouped heads", width=64, mlp_width=96)), path, kv_cache=True
+    )
+    return path
+
+
+def on_a_grid(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with its matrices rounded to 16 levels in each 32 inputs, as GGUF's Q4_1 does."""
+    for name, weight in checkpoint.model.named_parameters():
+        if "blocks" in name and weight.dim() == 2:
+            blocks = weight.data.reshape(len(weight), -1, 32)
+            low, high = blocks.amin(-1, keepdim=True).half().float(), blocks.amax(-1, keepdim=True)
+            step = ((high - low) / 15).half().float()
+            weight.data = (((blocks - low) / step).round().clamp(0, 15) * step + low).view_as(weight)
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("dtype", "plan"), [("int8", "int8 in blocks of 32"), ("int4", "int4 in blocks of 32, head at 8 bits")]
+)
+def test_blocks_for_a_cache(dtype: str, plan: str, cached: Path, tmp_path: Path) -> None:
+    """Weights on a 4-bit grid lose nothing but the rounding of activations, in 4 bits as in 8."""
+    path = tmp_path / "small.onnx"
+    quality = quantize(cached, path, dtype, max_ppl_increase=1)
+    assert abs(quality.ppl_increase_pct) < 1 and quality.top1_agreement > 0.95
+    session = Session(path, "cpu", threads=1)
+    assert json.loads(session.metadata["edgelm.quality"])["plan"] == plan
+    operators = json.loads(session.metadata["edgelm.graph"])["operators"]
+    assert operators["com.microsoft.MatMulNBits"] == 9 and "MatMul" not in operators
+    assert operators.get("AveragePool", 0) == (8 if dtype == "int4" else 0)
+    assert path.stat().st_size < cached.stat().st_size * (0.55 if dtype == "int8" else 0.45)
+    assert verify(path, "cpu", 1).prompts == 6
+
+
+def test_a_file_with_a_cache_can_have_int8_rows(cached: Path, tmp_path: Path) -> None:
+    quantize(cached, tmp_path / "small.onnx", "int8", kernel="rows")
+    assert "MatMulInteger" in Session(tmp_path / "small.onnx", "cpu").metadata["edgelm.graph"]
+
+
+RANDOM = np.random.default_rng(5).standard_normal((12, 96)).astype(np.float32)
+LEVELS = np.random.default_rng(6).integers(0, 16, (12, 96)).astype(np.float32)
+STEPS = np.float16(np.random.default_rng(7).uniform(0.01, 0.1, (12, 3))).astype(np.float32).repeat(32, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "error"), [(8, 32, 0.006), (8, 16, 0.005), (4, 32, 0.05), (4, 128, 0.06)]
+)
+def test_blocks_stand_for_their_matrix(bits: int, size: int, error: float) -> None:
+    blocks = quantize_blocks(RANDOM, bits, size)
+    assert blocks.packed.shape == (12, -(-96 // size), size * bits // 8)
+    assert 0 < np.abs(blocks.matrix() - RANDOM).std() < error
+    assert quantize_blocks(np.zeros((2, 8), np.float32), bits, size).matrix().tolist() == [[0] * 8] * 2
+
+
+def test_halves_of_bytes() -> None:
+    values = np.array([[1, 15, 7], [0, 2, 9]], np.uint8)
+    assert pack(values).tolist() == [[0xF1, 0x07], [0x20, 0x09]]
+    assert unpack(pack(values))[:, :3].tolist() == values.tolist()
+
+
+@pytest.mark.parametrize(
+    ("matrix", "columns"),
+    [
+        (STEPS * (LEVELS - 8), 96),
+        (STEPS * (LEVELS - 4.7), 99),
+        (np.where(LEVELS > 7, STEPS, -STEPS), 99),
+        (RANDOM, None),
+        (STEPS * LEVELS + 1e-2 * RANDOM, None),
+        (RANDOM[:, :40], None),
+    ],
+    ids=["Q4_0", "Q4_1", "two levels", "no grid", "a disturbed grid", "no whole blocks"],
+)
+def test_grids_are_recognised(matrix: np.ndarray, columns: int | None) -> None:
+    found = blocks_on_grid(matrix)
+    assert (found.columns if found else None) == columns
+    if found:
+        values = found.matrix()
+        rest = values[:, 96:].repeat(32, axis=1) / 32 if columns == 99 else 0
+        # The rest of up to half a step is itself stored in 4 bits.
+        assert np.abs(values[:, :96] + rest - matrix).max() < (1e-6 if columns == 96 else 0.04 * STEPS.max())
 
 
 def test_rows_are_rounded_to_the_nearest_of_127_steps() -> None:
@@ -104,6 +190,8 @@ def test_what_cannot_be_quantised_says_why(exact: Path, tmp_path: Path) -> None:
     quantize(exact, tmp_path / "half.onnx", "fp16")
     cases = [
         ((exact, "int3"), {}, "no precision 'int3'"),
+        ((exact, "int4"), {"kernel": "rows"}, "no kernel 'rows' for int4"),
+        ((exact, "int8"), {"block_size": 48}, "the block size is 48"),
         ((exact, "int8"), {"text": tmp_path / "short.txt"}, "has 1 tokens"),
         ((exact, "int8"), {"text": tmp_path / "none.txt"}, "cannot read the calibration text"),
         ((tmp_path / "half.onnx", "int8"), {}, "is fp16 already"),

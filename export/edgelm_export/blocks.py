@@ -1,26 +1,17 @@
-"""Block-quantised weights for decoding step by step: `com.microsoft.MatMulNBits`, 8 or 4 bits.
+"""Weights in blocks of 8 or 4 bits, laid out as `com.microsoft.MatMulNBits` reads them.
 
-One step is bound by the memory traffic of the weights, so small weights win. Each block of 32 (or more)
-weights of an output has a scale of its own; 4-bit blocks have a zero point besides, since half a step counts
-there. The kernel (`accuracy_level` 4) rounds activations to int8 per row and block, so a token's result does
-not depend on its neighbours.
-
-The tied embedding is stored once, in the 8-bit blocks of the head; its rows are unpacked as they are read.
-Layout: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits
+Each block of 32 (or another number of) weights of an output has a scale of its own; 4-bit blocks have a zero
+point besides, since half a step counts there. Layout:
+https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgelm_export.rewriting import MICROSOFT, Builder, Product, constant, drop_unused, products
-
-ACCURACY_LEVEL = 4  # int8 products
 CENTRE = 128  # zero point of 8-bit blocks, the operator's default
 # Ranges that are tried for each 4-bit block, as shares of the full one: giving up the extremes rounds all
 # others more finely. The one of least squared error is taken.
@@ -40,6 +31,7 @@ class Blocks:
     packed: Bytes  # (out, blocks, block_size * bits / 8)
     scales: Floats  # (out, blocks)
     zero_points: Bytes | None  # (out, ceil(blocks / 2)), two in a byte
+    pooled: bool = False  # the last columns are for the means of each `block_size` inputs
 
     def matrix(self) -> Floats:
         """The values that the blocks stand for, (out, in)."""
@@ -102,63 +94,3 @@ def pack(values: Bytes) -> Bytes:
 def unpack(packed: Bytes) -> Bytes:
     """The inverse of `pack`."""
     return np.stack([packed & 15, packed >> 4], axis=-1).reshape(*packed.shape[:-1], -1)
-
-
-class BlockQuantized(ir.passes.InPlacePass):
-    """Products become `MatMulNBits`. `bits` says for a weight's name 4, 8, or 0 to leave it."""
-
-    def __init__(self, bits: Callable[[str], int], block_size: int) -> None:
-        super().__init__()
-        self._bits, self._block_size = bits, block_size
-
-    def call(self, model: ir.Model) -> ir.passes.PassResult:
-        modified = False
-        for product in products(model.graph):
-            # The embedding reads rows of the head, and rows of 4 bits would cost it too much.
-            bits = self._bits(product.name)
-            if bits:
-                _rewrite(model.graph, product, quantize_blocks(product.matrix(), bits, self._block_size))
-                modified = True
-        if modified:
-            model.opset_imports[MICROSOFT] = 1
-            drop_unused(model.graph)
-        return ir.passes.PassResult(model, modified)
-
-
-def _rewrite(graph: ir.Graph, product: Product, blocks: Blocks) -> None:
-    name = f"{product.name}.int{blocks.bits}"
-    stored = [constant(name, blocks.packed), constant(f"{name}.scales", blocks.scales)]
-    if blocks.zero_points is not None:
-        stored.append(constant(f"{name}.zero_points", blocks.zero_points))
-    for value in stored:
-        graph.register_initializer(value)
-    for node, _ in product.weight.uses():
-        if node.op_type == "Gather":
-            _unpack_rows(graph, node, product.name, blocks, stored[0], stored[1])
-    build = Builder(graph, product.node, product.name)
-    zero_points = stored[2] if len(stored) > 2 else None
-    result = build.add(
-        "MatMulNBits", [product.node.inputs[0], *stored[:2], zero_points, None, product.bias], MICROSOFT,
-        K=blocks.columns, N=len(blocks.packed), bits=blocks.bits, block_size=blocks.block_size,
-        accuracy_level=ACCURACY_LEVEL,
-    )  # fmt: skip
-    build.replace(result)
-
-
-def _unpack_rows(
-    graph: ir.Graph, gather: ir.Node, name: str, blocks: Blocks, packed: ir.Value, scales: ir.Value
-) -> None:
-    """Make the embedding's `Gather` read 8-bit blocks (vocab, blocks, block_size)."""
-    build = Builder(graph, gather, f"{name}.rows")
-    ids = gather.inputs[1]
-    values = build.add("Cast", [build.add("Gather", [packed, ids])], to=ir.DataType.FLOAT)
-    values = build.add("Sub", [values, build.constant("blocks.centre", np.float32(CENTRE))])
-    last = build.constant("blocks.last_axis", np.array([-1]))
-    values = build.add("Mul", [values, build.add("Unsqueeze", [build.add("Gather", [scales, ids]), last])])
-    # 0 keeps batch and sequence as they are.
-    width = blocks.scales.shape[1] * blocks.block_size
-    values = build.add("Reshape", [values, build.constant("blocks.rows", np.array([0, 0, width]))])
-    if width != blocks.columns:
-        start, end = (build.constant(f"blocks.{at}", np.array([at])) for at in (0, blocks.columns))
-        values = build.add("Slice", [values, start, end, last])
-    build.replace(values)

@@ -34,6 +34,7 @@ from edgelm_export.fusing import FuseSumAndNorm, PackQueryKeyValue
 from edgelm_export.operators import FUSED_OPSET, FusedOperators, Operators, PlainOperators
 from edgelm_export.passes import finish
 from edgelm_export.rewriting import MICROSOFT
+from edgelm_export.row_selection import SelectRowsEarly
 
 INPUT_IDS, LOGITS_AT, LOGITS = "input_ids", "logits_at", "logits"
 EXTRA_OUTPUTS = ("embeddings", "hidden")
@@ -71,18 +72,21 @@ class GraphModule(nn.Module):
         positions = operators.positions(input_ids)
         embeddings = model.embed(input_ids, positions if model.config.position == "learned" else None)
         hidden = model.from_embeddings(embeddings, positions, operators.attend, operators.rotate_by)
-        rows = take_rows(hidden, logits_at)  # (B, n, width)
+        rows = take_rows(hidden, logits_at, input_ids)  # (B, n, width)
         # Two axes, so that the head becomes one Gemm that reads the tied matrix in place.
         logits = model.logits(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
         extra = {"embeddings": embeddings, "hidden": hidden}
         return (logits, *(extra[name] for name in self.outputs))
 
 
-def take_rows(hidden: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Rows of hidden (B, T, width) at positions (B or 1, n), negative ones from the end: (B, n, width)."""
+def take_rows(hidden: torch.Tensor, at: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of hidden (B, T, width) at positions (B or 1, n), negative ones from the end: (B, n, width).
+
+    The batch is that of `ids` (B, T): a size asked of `hidden` would tie rows to it that need not exist.
+    """
     symbolic = torch.onnx.ops.symbolic
     batch, count = hidden.shape[0], at.shape[1]
-    size = symbolic("Shape", [hidden], {"start": 0, "end": 1}, dtype=torch.int64, shape=(1,), version=18)
+    size = symbolic("Shape", [ids], {"start": 0, "end": 1}, dtype=torch.int64, shape=(1,), version=18)
     size = torch.cat([size, torch.ones(1, dtype=torch.int64)])
     everywhere = symbolic("Expand", [at, size], dtype=torch.int64, shape=(batch, count), version=18)
     rows: torch.Tensor = symbolic(
@@ -127,7 +131,9 @@ def build_graph(
     for value in cache[1:]:
         names |= _axis_names(value, "batch", "", "cache", "")
     finish(graph, names)
-    if kv_cache:
+    if not kv_cache:
+        SelectRowsEarly()(graph)
+    else:
         for step in (PackQueryKeyValue(), FuseSumAndNorm(), RemoveUnusedNodesPass()):
             step(graph)
         graph.opset_imports[MICROSOFT] = 1

@@ -72,7 +72,7 @@ def _rewrite(graph: ir.Graph, product: Product, rows: dict[ir.Value, tuple[ir.Va
     if bias is not None:
         result = build.add("Add", [result, bias])
     if rank == 3:
-        result = build.add("Reshape", [result, _window_shape(build, graph, matrix.shape[0])])
+        result = build.add("Reshape", [result, _leading_shape(build, graph, x, matrix.shape[0])])
     build.replace(result)
 
 
@@ -88,15 +88,15 @@ def _quantized_activations(build: Builder, x: ir.Value, width: int) -> tuple[ir.
     return build.add("QuantizeLinear", [flat, scale, zeros], axis=0), scale
 
 
-def _window_shape(build: Builder, graph: ir.Graph, width: int) -> ir.Value:
-    """[batch, sequence, width], computed once per width."""
-    name = f"int8.window_of_{width}"
+def _leading_shape(build: Builder, graph: ir.Graph, x: ir.Value, width: int) -> ir.Value:
+    """The first two axes of `x` and `width`: computed once for all of the same size."""
+    assert x.shape is not None
+    name = f"int8.{x.shape[0]}_{x.shape[1]}_{width}"
     for node in graph:
         if node.name == name:
             return node.outputs[0]
-    window = Builder(graph, graph[0], name)
-    size = window.add("Shape", [graph.inputs[0]])
-    shape = window.add("Concat", [size, window.constant(f"int8.width_{width}", np.array([width]))], axis=0)
+    size = build.add("Shape", [x], end=2)
+    shape = build.add("Concat", [size, build.constant(f"int8.width_{width}", np.array([width]))], axis=0)
     producer = shape.producer()
     assert producer is not None
     producer.name = name

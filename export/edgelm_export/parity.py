@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm_export.cached_operators import CACHE_LENGTH
 from edgelm_runtime.decoder import padded
@@ -34,7 +35,10 @@ SIZES = ((1, 1), (1, 2), (3, 1), (2, 2), (2, 3), (1, 5), (3, 7), (1, 13), (2, 17
 RAGGED = (1, 11, 2, 23)
 STEPWISE = 20  # tokens of the row that is fed to a cache in pieces
 LOGITS_PER_CASE = 1 << 20  # floats, 4 MB: cases are kept while the graph is tried in two ways
-SCORES_AT_ONCE = 1 << 26  # floats: attention scores of one layer at the longest length, 256 MB
+# What the longest row may cost: floats in the attention scores of a layer (256 MB), and products of weights
+# (some seconds). Models of up to 130 million parameters are checked over 1024 tokens, smaller ones over more.
+SCORES_AT_ONCE = 1 << 26
+PRODUCTS_AT_ONCE = 1 << 37
 
 # Error allowed by default, in units of the largest logit. Float32 sums of a few thousand products, added up
 # in another order, differ by about 1e-6; a graph with rounded activations rounds one in a million otherwise.
@@ -101,8 +105,7 @@ def make_cases(
     """Batches of random ids for a model of `sizes`, `prompts`, and rows in pieces for a cache."""
     random = np.random.default_rng(0)
     vocab_size, context = sizes.vocab_size, sizes.context_length
-    # The longest row is the context, where its attention scores fit into memory.
-    longest = min(context, int((SCORES_AT_ONCE / int(sizes.config["num_heads"])) ** 0.5))
+    longest = min(context, _longest(sizes))
     shapes = [[length] * batch for batch, length in SIZES if length < longest]
     shapes += [[min(length, longest) for length in RAGGED], [longest]]
     batches = [[random.integers(0, vocab_size, length) for length in shape] for shape in shapes]
@@ -112,6 +115,15 @@ def make_cases(
         row = random.integers(0, vocab_size, min(STEPWISE, context))
         cases += [_case(answer, vocab_size, [row], pieces) for pieces in _pieces(len(row))]
     return cases
+
+
+def _longest(sizes: ModelFile) -> int:
+    """The longest row that is checked, where the context is longer."""
+    config = ModelConfig.from_dict(sizes.config)
+    attention = config.width * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    mlp = config.width * config.mlp_width * (3 if config.gated_mlp else 2)
+    by_scores = int((SCORES_AT_ONCE / config.num_heads) ** 0.5)
+    return max(1, min(by_scores, PRODUCTS_AT_ONCE // (config.num_layers * (attention + mlp))))
 
 
 def _pieces(length: int) -> Iterator[tuple[int, ...]]:

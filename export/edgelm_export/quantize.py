@@ -14,12 +14,12 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgelm_export.blocks import BlockQuantized
 from edgelm_export.cached_operators import CACHE_LENGTH
 from edgelm_export.fp16 import Float16Weights
 from edgelm_export.golden import golden_vectors
 from edgelm_export.int8 import RowwiseInt8, RowwiseInt8Embedding
 from edgelm_export.metadata import graph_facts, seal
+from edgelm_export.nbits import BlockQuantized
 from edgelm_export.parity import consistency
 from edgelm_export.quality import Answers, Calibration, Quality, calibration, compare_answers
 from edgelm_export.rewriting import products
