@@ -15,7 +15,7 @@ Floats = NDArray[np.float32]
 
 DATA = Path(__file__).parent / "data"
 TINY, CHAT, IDS = DATA / "tiny.onnx", DATA / "chat.onnx", DATA / "ids.onnx"
-FOREIGN, BROKEN = DATA / "foreign.onnx", DATA / "broken.onnx"
+CACHED, FOREIGN, BROKEN = DATA / "cached.onnx", DATA / "foreign.onnx", DATA / "broken.onnx"
 
 
 class ScriptedDecoder:

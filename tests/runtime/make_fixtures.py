@@ -4,6 +4,7 @@
 
 - tiny.onnx: what edgelm writes, all outputs, 260 ids, 24 tokens of context.
 - chat.onnx: a begin token, a chat template, two end tokens and defaults of its own.
+- cached.onnx: the weights of tiny.onnx, with a cache of keys and values.
 - ids.onnx: no tokenizer.
 - foreign.onnx: a language model from elsewhere, with a mask, positions, a past and more ids than bytes.
 - broken.onnx: tiny.onnx with a weight that is not a number, which a fourth token brings into play.
@@ -53,6 +54,7 @@ def write_models() -> None:
     outputs = ("embeddings", "hidden")
     plain = tokenizer("<|endoftext|>")
     export_checkpoint(Checkpoint(model(272), plain), DATA / "tiny.onnx", outputs=outputs)
+    export_checkpoint(Checkpoint(model(272), plain), DATA / "cached.onnx", outputs=outputs, kv_cache=True)
     export_checkpoint(Checkpoint(model(40), None, {"end_ids": [39]}), DATA / "ids.onnx")
     chat = tokenizer("<|endoftext|>", "<|im_start|>", "<|im_end|>")
     generation = {

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import BROKEN, CHAT, IDS, TINY, pieces_text
+from fakes import BROKEN, CACHED, CHAT, IDS, TINY, pieces_text
 
 import edgelm_runtime
 from edgelm_runtime import (
@@ -28,10 +28,20 @@ from edgelm_runtime import (
 pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
 
 
-@pytest.fixture(scope="module")
-def lm() -> Iterator[LanguageModel]:
-    with load(TINY, threads=1) as model:
+@pytest.fixture(scope="module", params=["tiny", "cached", "cached, recomputed"])
+def lm(request: pytest.FixtureRequest) -> Iterator[LanguageModel]:
+    """The same weights without a cache, with one, and with one that is not used."""
+    path, decode = {"tiny": (TINY, "auto"), "cached": (CACHED, "cached")}.get(
+        request.param, (CACHED, "recompute")
+    )
+    with load(path, threads=1, decode=decode) as model:
         yield model
+
+
+def test_a_cache_changes_no_token(lm: LanguageModel) -> None:
+    options: dict[str, Any] = {"max_new_tokens": 30, "temperature": 0.9, "seed": 2}
+    with load(TINY, threads=1) as plain:
+        assert lm.generate("the in", **options).token_ids == plain.generate("the in", **options).token_ids
 
 
 @pytest.fixture(scope="module")

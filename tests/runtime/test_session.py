@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import TINY
+from fakes import CACHED, TINY
 
 from edgelm_runtime import ClosedError, ModelFileError, OptionError, ProviderError, load
 from edgelm_runtime import session as session_module
@@ -112,9 +112,10 @@ def wait_for(pid: int, seconds: float = 30) -> int | None:
 
 @pytest.mark.skipif(not FORKS, reason="this system does not fork")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_a_forked_child_generates_and_ends() -> None:
+@pytest.mark.parametrize("path", [TINY, CACHED])
+def test_a_forked_child_generates_and_ends(path: Path) -> None:
     """With two threads in the session, which a child does not inherit; by every way of ending."""
-    lm = load(TINY, threads=2)
+    lm = load(path, threads=2)
     expected = lm.generate("abc", max_new_tokens=6).token_ids
 
     def child(use: bool, close: bool) -> int | None:
