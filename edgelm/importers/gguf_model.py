@@ -17,8 +17,8 @@ from edgelm.config import ModelConfig, RopeScaling
 from edgelm.importers.families import GGUF_GPT2, GGUF_LLAMA, GGUF_QWEN
 from edgelm.importers.gguf_file import GgufFile
 from edgelm.importers.gguf_tokenizer import gguf_tokenizer
-from edgelm.importers.huggingface_config import Settings
 from edgelm.importers.mapping import Family, Weights, take_weights
+from edgelm.importers.settings import Settings
 from edgelm.importers.tokenizer_json import ImportedTokenizer
 from edgelm.importers.tokenizer_source import choose_tokenizer
 from edgelm_runtime.errors import CheckpointError

@@ -2,8 +2,7 @@
 
 Which biases there are follows from the tensors, since flags differ between families and versions.
 Settings that would change the numbers and that the `Transformer` does not have are refused by name.
-Both spellings of rotary settings are read: `rope_theta` with `rope_scaling`, and `rope_parameters`
-(transformers 5).
+Rotary settings are read by huggingface_rope.py.
 """
 
 from __future__ import annotations
@@ -12,59 +11,15 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edgelm.config import Activation, ModelConfig, RopeScaling
+from edgelm.config import ModelConfig
 from edgelm.importers.families import GEMMA3, GPT2, GPT_NEO, GPT_NEOX, LLAMA
+from edgelm.importers.huggingface_rope import rotary_fields
 from edgelm.importers.mapping import Family, Weights
+from edgelm.importers.settings import Settings
 from edgelm_runtime.errors import CheckpointError
 
-ACTIVATIONS: Mapping[str, Activation] = {
-    "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu", "swish": "silu",
-}  # fmt: skip
 # How the families call the number of layers.
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
-
-
-class Settings:
-    """config.json with typed access. Raises CheckpointError that names the field."""
-
-    def __init__(self, values: Mapping[str, Any], source: str) -> None:
-        self.values, self.source = values, source
-
-    def whole(self, name: str, usual: int | None = None) -> int:
-        """A whole number from 1; `usual` where the field is absent or null."""
-        value = self.values.get(name)
-        if value is None and usual is not None:
-            return usual
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise CheckpointError(f"{self.source}: {name} is {value!r}", "it must be a whole number from 1")
-        return value
-
-    def number(self, name: str, usual: float) -> float:
-        """A finite number; `usual` where the field is absent or null."""
-        value = self.values.get(name)
-        if value is None:
-            return usual
-        if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
-            raise CheckpointError(f"{self.source}: {name} is {value!r}", "it must be a number")
-        return float(value)
-
-    def activation(self, name: str, usual: str) -> Activation:
-        """An activation, in this project's name for it."""
-        value = self.values.get(name) or usual
-        if value not in ACTIVATIONS:
-            raise self.refused(name)
-        return ACTIVATIONS[value]
-
-    def refused(self, name: str) -> CheckpointError:
-        """The error for a setting that cannot be expressed."""
-        return CheckpointError(f"{self.source}: {name} {self.values.get(name)!r} cannot be imported")
-
-    def require(self, **usual: object) -> None:
-        """Refuse every field that is there with another value than the usual one."""
-        for name, value in usual.items():
-            if self.values.get(name) not in (None, value):
-                raise self.refused(name)
 
 
 Reader = Callable[[Settings, Weights, int], dict[str, Any]]
@@ -162,7 +117,9 @@ def _gpt_neox(settings: Settings, weights: Weights, layers: int) -> dict[str, An
         "qkv_bias": bias,
         "attention_bias": bias,
         "parallel_residual": settings.values.get("use_parallel_residual") is not False,
-        **_rope(settings, width // heads, theta="rotary_emb_base", partial="rotary_pct", usual_partial=0.25),
+        **rotary_fields(
+            settings, width // heads, theta="rotary_emb_base", partial="rotary_pct", usual_partial=0.25
+        ),
     }
 
 
@@ -184,7 +141,7 @@ def _llama(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]:
         "attention_bias": "layers.0.self_attn.o_proj.bias" in weights,
         "mlp_bias": "layers.0.mlp.up_proj.bias" in weights,
         "query_key_norm": "layers.0.self_attn.q_norm.weight" in weights,
-        **_rope(settings, head_dim),
+        **rotary_fields(settings, head_dim),
     }
 
 
@@ -229,9 +186,9 @@ def _gemma3(settings: Settings, weights: Weights, layers: int) -> dict[str, Any]
             raise settings.refused("rope_parameters")
         outer = Settings({**settings.values, "rope_parameters": full}, settings.source)
         theta = Settings(near, settings.source).number("rope_theta", 10_000.0)
-        return fields | _rope(outer, head_dim, usual_theta=1e6) | {"local_rope_theta": theta}
+        return fields | rotary_fields(outer, head_dim, usual_theta=1e6) | {"local_rope_theta": theta}
     theta = settings.number("rope_local_base_freq", 10_000.0)
-    return fields | _rope(settings, head_dim, usual_theta=1e6) | {"local_rope_theta": theta}
+    return fields | rotary_fields(settings, head_dim, usual_theta=1e6) | {"local_rope_theta": theta}
 
 
 def _layer_types(settings: Settings, layers: int) -> list[bool]:
@@ -248,64 +205,6 @@ def _layer_types(settings: Settings, layers: int) -> list[bool]:
 def _window(settings: Settings, window: int, local: list[bool]) -> dict[str, Any]:
     """The fields of a sliding window, none where no layer has one."""
     return {"sliding_window": window, "local_layers": tuple(local)} if any(local) else {}
-
-
-def _rope(
-    settings: Settings,
-    head_dim: int,
-    theta: str = "rope_theta",
-    partial: str = "partial_rotary_factor",
-    usual_theta: float = 10_000.0,
-    usual_partial: float = 1.0,
-) -> dict[str, Any]:
-    """Rotary fields; transformers 5 keeps them in `rope_parameters`, earlier ones side by side."""
-    inner = Settings(settings.values.get("rope_parameters") or {}, settings.source)
-    base = inner.number("rope_theta", settings.number(theta, usual_theta))
-    share = inner.number("partial_rotary_factor", settings.number(partial, usual_partial))
-    scaling = settings.values.get("rope_scaling") or inner.values
-    return {
-        "position": "rotary",
-        "rope_theta": base,
-        "rotary_dim": int(head_dim * share),
-        "rope_scaling": rope_scaling(scaling, settings),
-    }
-
-
-def rope_scaling(values: Mapping[str, Any], settings: Settings) -> RopeScaling | None:
-    """A `rope_scaling` entry. Raises CheckpointError for kinds other than linear, llama3 and yarn."""
-    kind = values.get("rope_type") or values.get("type") or "default"
-    entry = Settings(values, settings.source)
-    if kind == "default":
-        return None
-    if kind == "linear":
-        return RopeScaling(kind="linear", factor=entry.number("factor", 1.0))
-    longest = settings.whole("max_position_embeddings")
-    original = entry.whole("original_max_position_embeddings", longest)
-    if kind == "llama3":
-        return RopeScaling(
-            kind="llama3", factor=entry.number("factor", 8.0), original_context=original,
-            low_freq_factor=entry.number("low_freq_factor", 1.0),
-            high_freq_factor=entry.number("high_freq_factor", 4.0),
-        )  # fmt: skip
-    if kind != "yarn":
-        raise CheckpointError(f"{settings.source}: rope scaling {kind!r} cannot be imported")
-    entry.require(truncate=True)
-    factor = entry.number("factor", longest / original)
-    return RopeScaling(
-        kind="yarn", factor=factor, original_context=original,
-        beta_fast=entry.number("beta_fast", 0.0) or 32.0, beta_slow=entry.number("beta_slow", 0.0) or 1.0,
-        attention_factor=_yarn_magnitude(entry, factor),
-    )  # fmt: skip
-
-
-def _yarn_magnitude(entry: Settings, factor: float) -> float | None:
-    """`attention_factor`, or what `mscale` and `mscale_all_dim` make of it; None for YaRN's own rule."""
-    if entry.values.get("attention_factor") is not None:
-        return entry.number("attention_factor", 1.0)
-    scale, all_dim = entry.number("mscale", 0.0), entry.number("mscale_all_dim", 0.0)
-    if not scale or not all_dim or factor <= 1:
-        return None
-    return (0.1 * scale * math.log(factor) + 1) / (0.1 * all_dim * math.log(factor) + 1)
 
 
 FAMILIES: Mapping[str, tuple[Family, Reader]] = {

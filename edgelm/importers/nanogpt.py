@@ -13,6 +13,7 @@ from typing import Any
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.config import ModelConfig
 from edgelm.importers.families import NANOGPT
+from edgelm.importers.files import has, inside
 from edgelm.importers.mapping import Weights, take_weights, without_prefixes
 from edgelm.importers.tokenizer_json import ImportedTokenizer
 from edgelm.importers.tokenizer_source import (
@@ -74,8 +75,8 @@ def _tokenizer(saved: Mapping[str, Any], config: ModelConfig, path: Path) -> Imp
     if isinstance(dataset, str) and dataset == Path(dataset).name:
         folders.append(path.parent.parent / "data" / dataset)
     for folder in folders:
-        if (folder / "meta.pkl").is_file():
-            return ImportedTokenizer(character_tokenizer(folder / "meta.pkl"))
+        if has(folder, "meta.pkl"):
+            return ImportedTokenizer(character_tokenizer(inside(folder, "meta.pkl")))
     if config.vocab_size < GPT2_IDS:
         raise missing(
             str(path), f"a vocabulary of {config.vocab_size} is not GPT-2's, and there is no meta.pkl"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgelm.checkpoint import CONFIG, WEIGHTS, Checkpoint, load_checkpoint
+from edgelm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, Checkpoint, checkpoint_folder, load_checkpoint
 from edgelm.importers.files import has, inside, read_json
 from edgelm.importers.gguf_model import load_gguf
 from edgelm.importers.huggingface import download, load_huggingface
@@ -62,6 +62,9 @@ def _load_folder(folder: Path, tokenizer: str | None) -> Checkpoint:
 
 
 def _edgelm(folder: Path, tokenizer: str | None) -> Checkpoint:
+    folder = checkpoint_folder(folder)
+    for name in (CONFIG, WEIGHTS, TOKENIZER):
+        has(folder, name)  # refuses a link that leads out of the folder
     checkpoint = load_checkpoint(folder)
     if tokenizer is not None:
         checkpoint.tokenizer = None if tokenizer == IDS_ONLY else read_tokenizer(tokenizer).tokenizer

@@ -61,11 +61,13 @@ def convert(values: Mapping[str, Any], source: str, rows: int | None = None) -> 
         added_tokens = list(values.get("added_tokens") or [])
         _refuse_unknown(model, added_tokens, source)
         tokenizer = _Conversion(values, reference, vocab, merges, rows, source).tokenizer()
+        check_tokenizer(reference, tokenizer, source)
     except TokenizerError:
         raise
-    except Exception as error:  # `tokenizers` raises plain Exception for anything it cannot read
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # `tokenizers` raises plain Exceptions, and panics for odd figures
         raise TokenizerError(f"cannot read the tokenizer {source}: {error}", "get the file again") from error
-    check_tokenizer(reference, tokenizer, source)
     return ImportedTokenizer(tokenizer, _bos(reference, source))
 
 
