@@ -6,6 +6,7 @@ import io
 import math
 import subprocess
 import sys
+import sysconfig
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import click
 import pytest
 import torch
 
+import edgelm
 from edgelm.checkpoint import load_checkpoint
 from edgelm.cli import group
 from edgelm.cli.train_command import command
@@ -154,6 +156,7 @@ def test_bad_input_is_named_and_leaves_no_run(
     with pytest.raises(error, match=words):
         call("train", *TINY, "--out", str(out), *given)
     assert not (out / "last").exists() and not (out / SAVED).exists()
+    assert not out.exists() or any(out.iterdir())
 
 
 def test_a_run_is_replaced_only_when_asked_and_by_a_run_that_starts(
@@ -182,6 +185,22 @@ def test_errors_reach_the_user_as_one_line(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=path, timeout=60)
     assert done.returncode == 1
     assert done.stderr.startswith("edgelm: there is no data missing; ") and done.stderr.count("\n") == 1
+
+
+def test_the_demo_goes_from_text_to_completions(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "def one(two):\n    return [two for three in two]\n" * 60
+    (Path(text) / "a.py").write_text(lines)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": text})
+    call("demo", "--out", str(tmp_path / "demo"), "--minutes", "0.02")
+    shown = capsys.readouterr()
+    assert "def read_json(path):" in shown.out and "edgelm run" in shown.out
+    assert "Exporting" in shown.err and "largest error" in shown.err
+    with edgelm.load(tmp_path / "demo" / "model.onnx") as lm:
+        assert lm.tokenizer.vocab_size == lm.info.vocab_size
+        trained = load_checkpoint(tmp_path / "demo")
+        assert lm.logits(lm.tokenizer.encode("def one(")).shape[-1] == trained.config.vocab_size
 
 
 class Terminal(io.StringIO):

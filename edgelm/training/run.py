@@ -12,6 +12,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,13 +70,12 @@ def train(
         start = _starting_point(run, out, resume)
         if world.writes:
             _claim(out, resume or overwrite)
-        tokenizer, mark = _prepare(run, out, start, resume, world, reporter)
-        checkpoint = _model(run, start, tokenizer, resume)
-        data = _data(run, out, checkpoint, reporter)
-        trainer = Trainer(checkpoint, data, run.training, out, world, reporter, mark)
-        if resume:
-            trainer.resume()
-            reporter.note(f"going on from step {trainer.position.step}")
+        try:
+            trainer = _trainer(run, out, start, resume, world, reporter)
+        except BaseException:
+            with suppress(OSError):  # a folder that is still empty goes; any other stays
+                out.rmdir()
+            raise
         if world.writes:
             if not resume:
                 _clear(out)
@@ -83,6 +83,20 @@ def train(
         finished = trainer.run()
         measure = _finish(trainer) if finished else None
         return Outcome(finished, trainer.position.step, world.writes, measure)
+
+
+def _trainer(
+    run: RunConfig, out: Path, start: Checkpoint | None, resume: bool, world: World, reporter: Reporter
+) -> Trainer:
+    """Everything that a run needs, ready to go."""
+    tokenizer, mark = _prepare(run, out, start, resume, world, reporter)
+    checkpoint = _model(run, start, tokenizer, resume)
+    data = _data(run, out, checkpoint, reporter)
+    trainer = Trainer(checkpoint, data, run.training, out, world, reporter, mark)
+    if resume:
+        trainer.resume()
+        reporter.note(f"going on from step {trainer.position.step}")
+    return trainer
 
 
 def _claim(out: Path, may_be_taken: bool) -> None:
