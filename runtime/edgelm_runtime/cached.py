@@ -27,6 +27,9 @@ DRAFT = 16
 class CachedDecoder:
     """Runs a graph that was exported with a cache (see "Cache contract" in export/README.md)."""
 
+    pass_cost = 8
+    """A step costs about as much as feeding this many tokens more, since it waits for the weights from memory."""
+
     def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
         self.context_length = context_length
         self.vocab_size = vocab_size

@@ -86,6 +86,7 @@ def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | No
     stats = stats if stats is not None else Stats()
     started = time.perf_counter()
     context = decoder.context_length
+    pass_cost: int | None = getattr(decoder, "pass_cost", None)
     stats.prompt_tokens += sum(row.prompt_length for row in rows)
     _check_context(rows, limits, context)
     waiting = [_refusal(row, limits, context) for row in rows]
@@ -99,7 +100,7 @@ def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | No
                 yield _told(row.finish(reason), limits)
             break
         _tell_sliding(active, limits, context)
-        windows, counts = zip(*(row.next_window(context) for row in active), strict=True)
+        windows, counts = zip(*(row.next_window(context, pass_cost) for row in active), strict=True)
         logits = decoder(windows, counts)
         stats.passes += 1
         for row, row_logits in zip(active, logits, strict=True):

@@ -53,9 +53,9 @@ class DraftLength:
     """How many tokens to draft, so that drafting pays where text repeats itself and is all but free elsewhere.
 
     Costs and gains are counted in tokens that the decoder is fed: a rejected token wastes one, an accepted one
-    saves a pass over the whole window. Drafts may waste `WASTE` of all that is fed anyway, and what drafting has
-    saved, but no more than one pass at a time. Within that, a draft that was accepted entirely doubles the
-    length, one that was rejected entirely halves it.
+    saves a pass (over the whole window where nothing is cached). Drafts may waste `WASTE` of all that is fed
+    anyway, and what drafting has saved, but no more than one pass at a time. Within that, a draft that was accepted
+    entirely doubles the length, one that was rejected entirely halves it.
     """
 
     def __init__(self, most: int, fixed: bool = False) -> None:
@@ -68,12 +68,12 @@ class DraftLength:
         """Tokens to draft now."""
         return self._length if self._fixed else min(self._length, int(self._budget))
 
-    def update(self, window: int, drafted: int, accepted: int) -> None:
-        """Learn from a pass over `window` tokens and a draft."""
+    def update(self, cost: int, drafted: int, accepted: int) -> None:
+        """Learn from a pass that would have cost `cost` tokens without the draft."""
         if self._fixed:
             return
-        budget = self._budget + (WASTE + accepted) * window - (drafted - accepted)
-        self._budget = min(budget, window)
+        budget = self._budget + (WASTE + accepted) * cost - (drafted - accepted)
+        self._budget = min(budget, cost)
         if accepted:
             self._length = min(2 * accepted, self._most)
         elif drafted:

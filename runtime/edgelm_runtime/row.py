@@ -109,7 +109,7 @@ class Row:
         most = AUTO_DRAFT if automatic else int(limits.lookup)
         self._draft_length = DraftLength(most, fixed=not automatic) if most else None
         self._draft: Ids = self._buffer[:0]
-        self._window_length = 0
+        self._pass_cost = 0
         self.drafted = self.accepted = 0
 
     @property
@@ -123,13 +123,14 @@ class Row:
         ids: list[int] = self._buffer[self.prompt_length : self.length].tolist()
         return ids
 
-    def next_window(self, context_length: int) -> tuple[Ids, int]:
+    def next_window(self, context_length: int, pass_cost: int | None = None) -> tuple[Ids, int]:
         """What the decoder should see now, draft included, and for how many last positions logits are wanted.
 
+        `pass_cost` is what a pass costs the decoder, in tokens that it is fed (default: the window).
         A draft that would push tokens out of the window is cut, since the plain loop would still see them.
         """
         window = self.ids[max(0, self.length - context_length) :]
-        self._window_length = len(window)
+        self._pass_cost = pass_cost if pass_cost is not None else len(window)
         self._draft = self._make_draft(window, context_length - len(window))
         return np.concatenate((window, self._draft)), len(self._draft) + 1
 
@@ -152,7 +153,7 @@ class Row:
                 break
         self.drafted, self.accepted = len(drafted), accepted
         if self._draft_length is not None:
-            self._draft_length.update(self._window_length, len(drafted), accepted)
+            self._draft_length.update(self._pass_cost, len(drafted), accepted)
 
     def _append(self, token_id: int, logits: NDArray[Any], context_length: int) -> Piece:
         if token_id in self._end_ids:

@@ -136,6 +136,18 @@ def test_text_that_repeats_itself_takes_few_passes() -> None:
     assert stats.accept_rate > 0.7
 
 
+def test_a_decoder_whose_passes_are_cheap_is_given_few_drafts() -> None:
+    """With a cache a pass costs about as much as a few tokens, and a wrong draft more of it."""
+    script = [token for number in range(400) for token in (1, 2, 10 + number)]
+    drafted = []
+    for pass_cost in (None, 8):
+        decoder, limits, stats = ScriptedDecoder(script, vocab_size=500), Limits(max_new_tokens=500), Stats()
+        decoder.pass_cost = pass_cost
+        list(run(decoder, [Row(script[:200], Sampler(Sampling()), limits)], limits, stats))
+        drafted.append(stats.drafted)
+    assert drafted[1] <= 0.02 * 8 * 500 + 8 < drafted[0]
+
+
 @pytest.mark.parametrize(("prompt_length", "made"), [(8, 40), (30, 200), (200, 900)])
 def test_text_whose_every_draft_is_wrong_costs_next_to_nothing(prompt_length: int, made: int) -> None:
     """The same two tokens come again and again, each time followed by another one."""
