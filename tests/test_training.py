@@ -92,7 +92,7 @@ def test_a_run_learns_and_leaves_everything_behind(text: str, tmp_path: Path) ->
     about = checkpoint.origin["training"]
     assert about["val_loss"] == pytest.approx(outcome.measure.loss, abs=1e-4)
     assert about["val_bits_per_byte"] == pytest.approx(outcome.measure.bits_per_byte, abs=1e-4)
-    assert (about["steps"], about["tokens"], about["config"]["data"]) == (80, 80 * 8 * 16, [text])
+    assert (about["steps"], about["tokens"], about["config"]["data"]) == (80, 80 * 8 * 16, [Path(text).name])
 
 
 def test_bits_per_byte_counts_the_bytes_behind_the_tokens(text: str, tmp_path: Path) -> None:

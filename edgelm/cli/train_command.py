@@ -109,6 +109,11 @@ def command(
     if not outcome.finished:
         click.echo(f"stopped at step {outcome.step}; go on with: edgelm train --resume --out {out}", err=True)
         sys.exit(130)
+    if outcome.measure is not None:
+        click.echo(
+            f"held out: {outcome.measure.loss:.4f} nats per token, {outcome.measure.bits_per_byte:.4f} bits per byte"
+        )
+    click.echo(f"sample:\n{outcome.sample}\n")
     click.echo(f"best checkpoint: {out / 'best'}; next: edgelm export {out} -o model.onnx")
 
 

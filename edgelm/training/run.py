@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +27,8 @@ from edgelm.training.documents import Piece, cut, find_files, save_standard_inpu
 from edgelm.training.report import CSV, PLOT, Reporter, Silent, plot
 from edgelm.training.trainer import BEST, LAST, Trainer
 from edgelm.training.validation import Measure
-from edgelm.training.vocabulary import sample, train_vocabulary
-from edgelm_runtime.errors import ConfigError, OutputError
+from edgelm.training.vocabulary import sample_texts, train_vocabulary
+from edgelm_runtime.errors import ConfigError, EdgelmError, OutputError
 from edgelm_runtime.generation import ContextWarning
 from edgelm_runtime.session import default_threads
 from edgelm_runtime.tokenizer import Tokenizer, load_tokenizer
@@ -41,13 +41,14 @@ _FINAL_FACTOR = 10
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `measure` belongs to the best checkpoint and exists when the budget was used up."""
+    """How a run ended. `measure` and `sample` belong to the best checkpoint of a run whose budget is used up."""
 
     finished: bool
     step: int
     writes: bool
     """Whether this process, of several, is the one that wrote the files and speaks."""
     measure: Measure | None = None
+    sample: str = ""
 
 
 def train(
@@ -65,7 +66,7 @@ def train(
     """
     torch.set_flush_denormal(True)  # tiny gradients would slow a CPU a hundredfold
     torch.set_num_threads(min(torch.get_num_threads(), default_threads()))  # PyTorch sees no container quota
-    with joined(run.training.device) as world:
+    with _output_errors(out), joined(run.training.device) as world:
         reporter = reporter if reporter is not None and world.writes else Silent()
         start = _starting_point(run, out, resume)
         if world.writes:
@@ -80,9 +81,23 @@ def train(
             if not resume:
                 _clear(out)
             run.save(out / SAVED)
-        finished = trainer.run()
-        measure = _finish(trainer) if finished else None
-        return Outcome(finished, trainer.position.step, world.writes, measure)
+        if not trainer.run():
+            return Outcome(False, trainer.position.step, world.writes)
+        return _finish(trainer)
+
+
+@contextmanager
+def _output_errors(out: Path) -> Iterator[None]:
+    """A file of the run that cannot be written is an OutputError."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, EdgelmError):
+            raise
+        raise OutputError(
+            f"cannot write {error.filename or out}: {error.strerror}",
+            "free some space or choose another folder",
+        ) from error
 
 
 def _trainer(
@@ -168,7 +183,7 @@ def _tokenizer(
             f"{config.init_from} has no tokenizer", "name the one it was trained with: --tokenizer"
         )
     reporter.note("training the tokenizer")
-    return train_vocabulary(sample(pieces, config.field), config.vocab_size)
+    return train_vocabulary(sample_texts(pieces, config.field), config.vocab_size)
 
 
 def _separator(tokenizer: Tokenizer, start: Checkpoint | None) -> int | None:
@@ -218,18 +233,21 @@ def parameters(model: Transformer) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
-def _finish(trainer: Trainer) -> Measure:
-    """Measure the best checkpoint thoroughly, write that into it, and draw the curve."""
+def _finish(trainer: Trainer) -> Outcome:
+    """Measure the best checkpoint thoroughly, write that into it, draw the curve, and let it speak."""
     trainer.world.wait()
     best = load_checkpoint(trainer.out / BEST)
     trainer.model.load_state_dict(best.model.state_dict())
     measure = trainer.measure(_FINAL_FACTOR * trainer.config.val_tokens)
-    if trainer.world.writes:
-        best.origin["training"] |= measure.to_dict()
-        save_checkpoint(best, trainer.out / BEST)
-        plot(trainer.out)
-        (trainer.out / SAMPLE).write_text(sample_text(best, trainer.config.sample_prompt), encoding="utf-8")
-    return measure
+    step = trainer.position.step
+    if not trainer.world.writes:
+        return Outcome(True, step, False, measure)
+    best.origin["training"] |= measure.to_dict()
+    save_checkpoint(best, trainer.out / BEST)
+    plot(trainer.out)
+    sample = sample_text(best, trainer.config.sample_prompt)
+    (trainer.out / SAMPLE).write_text(sample, encoding="utf-8")
+    return Outcome(True, step, True, measure, sample)
 
 
 def sample_text(checkpoint: Checkpoint, prompt: str, length: int = 120) -> str:

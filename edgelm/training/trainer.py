@@ -86,6 +86,7 @@ class Trainer:
         self.windows = Windows(data.train, self.context, config.seed)
         self.token_bytes = token_bytes(checkpoint)
         self.position = Position()
+        self.latest: Measure | None = None
         self.autocast = precision_context(config.precision, world.device)
 
     @property
@@ -194,14 +195,8 @@ class Trainer:
     def measure(self, most_tokens: int) -> Measure:
         """Loss on the held-out tokens, in eval mode; the mode found is restored."""
         return measure(
-            self.model,
-            self.data.val,
-            self.token_bytes,
-            most_tokens,
-            self.micro_batch,
-            self.world,
-            self.autocast,
-        )
+            self.model, self.data.val, self.token_bytes, most_tokens, self.micro_batch, self.world, self.autocast
+        )  # fmt: skip
 
     def _validated(self, row: Figures) -> Figures:
         """Measure, keep the best and the last checkpoint, and return `row` with the figures."""
@@ -213,16 +208,22 @@ class Trainer:
             )
         better = result.loss < self.position.best_loss
         self.position.best_loss = min(result.loss, self.position.best_loss)
-        self.describe(result)
+        self.latest = result
         if better and self.world.writes:
+            self.checkpoint.origin["training"] = self._history()
             save_checkpoint(self.checkpoint, self.out / BEST)
         self._save_last()
         return Figures(**{**vars(row), "val_loss": result.loss, "val_bits_per_byte": result.bits_per_byte})
 
-    def describe(self, result: Measure) -> None:
-        """Put into the checkpoint what a model card says of this run."""
-        self.checkpoint.origin["training"] = {
-            **result.to_dict(),
+    def _history(self) -> dict[str, Any]:
+        """What a model card says of this run. It travels with the model, so folders of this machine stay out."""
+        config = self.config.to_dict()
+        config |= {
+            "data": [Path(name).name for name in config["data"]],
+            "init_from": Path(config["init_from"]).name,
+        }
+        return {
+            **(self.latest.to_dict() if self.latest is not None else {}),
             "steps": self.position.step,
             "tokens": self.tokens_seen,
             "minutes": round(self.position.seconds / 60, 2),
@@ -234,7 +235,7 @@ class Trainer:
             },
             "processes": self.world.size,
             "device": self.world.device.type,
-            "config": self.config.to_dict(),
+            "config": config,
             "versions": {
                 "edgelm": __version__,
                 "torch": torch.__version__,
@@ -244,6 +245,7 @@ class Trainer:
 
     def _save_last(self) -> None:
         if self.world.writes:
+            self.checkpoint.origin["training"] = self._history()
             state = {**vars(self.position), "optimizer": self.optimizer.state_dict(), "data": self.mark}
             save_checkpoint(self.checkpoint, self.out / LAST, state)
 

@@ -54,7 +54,7 @@ def train_vocabulary(texts: Iterator[str], vocab_size: int, pattern: str = DEFAU
     return Tokenizer(tokens, pattern, special={END_OF_TEXT: len(tokens)})
 
 
-def sample(pieces: Sequence[Piece], field: str, limit: int = SAMPLE_BYTES) -> Iterator[str]:
+def sample_texts(pieces: Sequence[Piece], field: str, limit: int = SAMPLE_BYTES) -> Iterator[str]:
     """Texts of evenly spaced pieces, about `limit` bytes in all."""
     total = sum(piece.stop - piece.start for piece in pieces)
     stride = max(total / limit, 1.0)
