@@ -129,10 +129,10 @@ def _agreed(character: str) -> bool:
 
 
 def _vocabulary(tokenizer: Tokenizer, draw: random.Random) -> Iterator[str]:
-    """Pieces of the vocabulary, each once where there is room, and random strings of them."""
+    """Every piece of the vocabulary among others, some alone, and random strings of its characters."""
     pieces = [token.decode() for token in tokenizer.tokens if _is_text(token)]
     draw.shuffle(pieces)
-    for begin in range(0, min(len(pieces), 60_000), 30):
+    for begin in range(0, len(pieces), 30):
         yield "".join(pieces[begin : begin + 30])
     yield from pieces[:3000]
     letters = sorted({character for piece in pieces[:5000] for character in piece})
