@@ -15,6 +15,8 @@ from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
 from edgelm_export.blocks import pack, quantize_blocks, unpack
 from edgelm_export.grids import blocks_on_grid
 from edgelm_export.int8 import quantize_rows
+from edgelm_runtime.cached import CachedDecoder
+from edgelm_runtime.decoder import RecomputeDecoder
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
 from edgelm_runtime.session import Session
 from edgelm_runtime.verify import verify
@@ -104,9 +106,23 @@ def test_blocks_for_a_cache(dtype: str, plan: str, cached: Path, tmp_path: Path)
     assert verify(path, "cpu", 1).prompts == 6
 
 
-def test_a_file_with_a_cache_can_have_int8_rows(cached: Path, tmp_path: Path) -> None:
-    quantize(cached, tmp_path / "small.onnx", "int8", kernel="rows")
-    assert "MatMulInteger" in Session(tmp_path / "small.onnx", "cpu").metadata["edgelm.graph"]
+@pytest.mark.parametrize(("dtype", "kernel"), [("int8", "rows"), ("int8", "blocks"), ("int4", "blocks")])
+def test_a_step_is_the_same_arithmetic_as_a_pass(
+    dtype: str, kernel: str, cached: Path, tmp_path: Path
+) -> None:
+    """Rounded activations forgive nothing: with a cache and without, logits agree to the last bit."""
+    quantize(cached, tmp_path / "small.onnx", dtype, kernel=kernel, max_ppl_increase=2)
+    session = Session(tmp_path / "small.onnx", "cpu", threads=1)
+    operator = "MatMulInteger" if kernel == "rows" else "MatMulNBits"
+    assert operator in session.metadata["edgelm.graph"]
+    whole, stepwise = RecomputeDecoder(session, 24, 260), CachedDecoder(session, 24, 260)
+    rows = [np.random.default_rng(seed).integers(0, 260, 24) for seed in range(3)]
+    for end in (5, 6, 7, 8, 13, 14, 24):
+        windows = [rows[0][:end], rows[1][: end - 2], rows[2][: max(2, end - 5)]]
+        for ours, expected in zip(stepwise(windows, [1, 1, 1]), whole(windows, [1, 1, 1]), strict=True):
+            np.testing.assert_array_equal(ours, expected)
+    (ours,), (expected,) = stepwise([rows[0]], [4]), whole([rows[0]], [4])
+    np.testing.assert_array_equal(ours, expected)
 
 
 RANDOM = np.random.default_rng(5).standard_normal((12, 96)).astype(np.float32)

@@ -128,8 +128,10 @@ def build_graph(
     )
     ids, at, *cache = graph.graph.inputs
     names = _axis_names(ids, "batch", "sequence") | _axis_names(at, "rows", "positions")
-    for value in cache[1:]:
-        names |= _axis_names(value, "batch", "", "cache", "")
+    for value in cache:
+        names |= _axis_names(
+            value, *(("batch",) if value.name == CACHE_LENGTH else ("batch", "", "cache", ""))
+        )
     finish(graph, names)
     if not kv_cache:
         SelectRowsEarly()(graph)

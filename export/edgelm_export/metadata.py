@@ -16,6 +16,7 @@ import onnx_ir as ir
 from edgelm import __version__
 from edgelm.checkpoint import Checkpoint
 from edgelm.model import Transformer
+from edgelm_export.steady import SPARE, SPARE_NAME
 from edgelm_export.writer import append_metadata
 from edgelm_runtime.digest import DIGEST_KEY, file_digest
 from edgelm_runtime.errors import ExportError
@@ -76,6 +77,7 @@ def graph_facts(graph: ir.Model, dtype: str, parameters: int, sidecar: Path | No
         "parameters": parameters,
         "weight_bytes": sum(weight.nbytes for weight in weights if weight is not None),
         "operators": dict(sorted(nodes.items())),
+        "cache_spare": SPARE if SPARE_NAME in graph.graph.initializers else 0,
         "sidecar": sidecar.name if sidecar is not None else None,
     }
 

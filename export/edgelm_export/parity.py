@@ -57,16 +57,17 @@ class ParityReport:
     max_rel_error: float
     atol: float
     greedy_agreement: float
-    graph_optimization: tuple[str, ...] = ("off", "on")
+    graph_optimization: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return asdict(self)
 
     def __str__(self) -> str:
+        optimization = " and ".join(self.graph_optimization)
         return (
-            f"{self.cases} batches of up to {self.longest} tokens, graph optimisation off and on: largest error "
-            f"{self.max_abs_error:.1e}, relative {self.max_rel_error:.1e} (allowed {self.atol:.1e}); "
+            f"{self.cases} batches of up to {self.longest} tokens, graph optimisation {optimization}: "
+            f"largest error {self.max_abs_error:.1e}, relative {self.max_rel_error:.1e} (allowed {self.atol:.1e}); "
             f"greedy choices agree at {self.greedy_agreement:.2%} of {self.positions} positions"
         )
 
@@ -75,13 +76,15 @@ class ParityReport:
 class Case:
     """Rows of ids, positions (B, n) to compare, and the logits (B, n, vocab) that each row alone gives there.
 
-    `pieces` are the lengths that the rows are fed in, with a cache; empty: whole, without one.
+    `pieces` are the lengths that the rows are fed in, with a cache; empty: whole, without one. `paired`:
+    pieces of one token are fed together with another row's.
     """
 
     rows: list[Ids]
     at: Ids
     expected: Floats
     pieces: tuple[int, ...] = ()
+    paired: bool = True
 
 
 def torch_answer(model: Transformer, vocab_size: int) -> Answer:
@@ -100,8 +103,9 @@ def torch_answer(model: Transformer, vocab_size: int) -> Answer:
 
 
 def make_cases(
-    answer: Answer, sizes: ModelFile, prompts: Sequence[Sequence[int]] = (), kv_cache: bool = False
-) -> list[Case]:
+    answer: Answer, sizes: ModelFile, prompts: Sequence[Sequence[int]] = (), kv_cache: bool = False,
+    paired: bool = True,
+) -> list[Case]:  # fmt: skip
     """Batches of random ids for a model of `sizes`, `prompts`, and rows in pieces for a cache."""
     random = np.random.default_rng(0)
     vocab_size, context = sizes.vocab_size, sizes.context_length
@@ -113,7 +117,7 @@ def make_cases(
     cases = [_case(answer, vocab_size, rows) for rows in batches]
     if kv_cache:
         row = random.integers(0, vocab_size, min(STEPWISE, context))
-        cases += [_case(answer, vocab_size, [row], pieces) for pieces in _pieces(len(row))]
+        cases += [_case(answer, vocab_size, [row], pieces, paired) for pieces in _pieces(len(row))]
     return cases
 
 
@@ -137,11 +141,14 @@ def _pieces(length: int) -> Iterator[tuple[int, ...]]:
         yield quarter, quarter, quarter, length - 3 * quarter
 
 
-def _case(answer: Answer, vocab_size: int, rows: list[Ids], pieces: tuple[int, ...] = ()) -> Case:
+def _case(
+    answer: Answer, vocab_size: int, rows: list[Ids], pieces: tuple[int, ...] = (), paired: bool = True
+) -> Case:
     longest = max(map(len, rows))
     count = longest if pieces else max(1, min(longest, LOGITS_PER_CASE // (vocab_size * len(rows))))
     at = np.stack([np.linspace(0, len(row) - 1, count).round().astype(np.int64) for row in rows])
-    return Case(rows, at, np.stack([answer(row, where) for row, where in zip(rows, at, strict=True)]), pieces)
+    expected = np.stack([answer(row, where) for row, where in zip(rows, at, strict=True)])
+    return Case(rows, at, expected, pieces, paired)
 
 
 def compare(
@@ -149,8 +156,9 @@ def compare(
     open_session: Callable[[bool], Session],
     atol: float | None = None,
     against: str = "PyTorch",
+    optimizations: Sequence[bool] = (False, True),
 ) -> ParityReport:
-    """Hold a graph against the answers in `cases`, with graph optimisation off and on.
+    """Hold a graph against the answers in `cases`, by default with graph optimisation off and on.
 
     `open_session` is called with whether to optimise. Raises ExportError where an error exceeds `atol`, or
     by default TOLERANCE of the largest logit, and where a logit is not finite.
@@ -158,7 +166,7 @@ def compare(
     largest = max(float(np.abs(case.expected).max()) for case in cases)
     allowed = atol if atol is not None else TOLERANCE[against] * max(1.0, largest)
     worst, relative, agreed, positions = 0.0, 0.0, 0, 0
-    for optimize in (False, True):
+    for optimize in optimizations:
         session = open_session(optimize)
         for case in cases:
             found = _in_pieces(session, case) if case.pieces else _whole(session, case)
@@ -172,7 +180,7 @@ def compare(
         session.close()
     report = ParityReport(
         len(cases), positions, max(len(row) for case in cases for row in case.rows),
-        worst, relative, allowed, agreed / positions,
+        worst, relative, allowed, agreed / positions, tuple("on" if used else "off" for used in optimizations),
     )  # fmt: skip
     if worst > allowed:
         raise ExportError(
@@ -182,10 +190,11 @@ def compare(
     return report
 
 
-def consistency(path: Path, model: ModelFile) -> ParityReport:
+def consistency(path: Path, model: ModelFile, paired: bool) -> ParityReport:
     """Hold a graph against itself: rows one by one, against the same rows in padded batches and in pieces.
 
-    For graphs that round activations: what a token gets must not depend on what stands beside it.
+    For graphs that round activations: what a token gets must not depend on what stands beside it. `paired`:
+    whether rows behind a past may go together.
     """
     alone = Session(path, "cpu")
 
@@ -194,9 +203,14 @@ def consistency(path: Path, model: ModelFile) -> ParityReport:
         logits: Floats = alone.run(["logits"], feeds)[0][0]
         return logits
 
-    cases = make_cases(answer, model, kv_cache=CACHE_LENGTH in alone.inputs)
+    cases = make_cases(answer, model, kv_cache=CACHE_LENGTH in alone.inputs, paired=paired)
     alone.close()
-    return compare(cases, lambda optimize: Session(path, "cpu", optimize=optimize), against="itself")
+    return compare(
+        cases,
+        lambda optimize: Session(path, "cpu", optimize=optimize),
+        against="itself",
+        optimizations=(True,),
+    )
 
 
 def no_cache(session: Session, batch: int) -> dict[str, NDArray[Any]]:
@@ -230,7 +244,7 @@ def _in_pieces(session: Session, case: Case) -> Floats:
     for piece in case.pieces:
         at = np.arange(piece)[None]
         feeds = {**past, "input_ids": row[None, start : start + piece], "logits_at": at}
-        if piece == 1 and start > 1:
+        if case.paired and piece == 1 and start > 1:
             # The other row stops one token earlier: it is fed that token again.
             feeds = {
                 name: np.concatenate([value, value]) for name, value in feeds.items() if name != "logits_at"
@@ -242,7 +256,7 @@ def _in_pieces(session: Session, case: Case) -> Floats:
             found[-1] = np.concatenate([found[-1][:, :-1], logits[1:]], axis=1)
         found.append(logits[:1])
         start += piece
-        past = dict(zip(names, (value[:1] for value in present), strict=True)) | {
+        past = dict(zip(names, (value[:1, :, :start] for value in present), strict=True)) | {
             CACHE_LENGTH: np.array([start])
         }
     return np.concatenate(found, axis=1)

@@ -6,7 +6,11 @@ import re
 
 import numpy as np
 import onnx_ir as ir
-from onnx_ir.passes.common import ClearMetadataAndDocStringPass, RemoveUnusedNodesPass
+from onnx_ir.passes.common import (
+    ClearMetadataAndDocStringPass,
+    IdentityEliminationPass,
+    RemoveUnusedNodesPass,
+)
 
 
 class StoreTransposed(ir.passes.InPlacePass):
@@ -123,6 +127,7 @@ def finish(model: ir.Model, axes: dict[str, str]) -> None:
         StoreTransposed(),
         NameWeights(),
         NameAxes(axes),
+        IdentityEliminationPass(),
         DropReshapes(),
         RemoveUnusedNodesPass(),
         StripTraces(),

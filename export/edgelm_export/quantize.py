@@ -23,6 +23,7 @@ from edgelm_export.nbits import BlockQuantized
 from edgelm_export.parity import consistency
 from edgelm_export.quality import Answers, Calibration, Quality, calibration, compare_answers
 from edgelm_export.rewriting import products
+from edgelm_export.steady import SteadyAttention
 from edgelm_export.writer import new_file, write_graph
 from edgelm_runtime.decoder import RecomputeDecoder
 from edgelm_runtime.errors import ExportError, OptionError
@@ -71,8 +72,8 @@ class Plan:
             BlockQuantized(lambda name: 0 if name in kept else 8, self.block_size)(graph)
         else:
             RowwiseInt8(keep=kept)(graph)
-        RowwiseInt8Embedding()(graph)
-        Float16Weights(only=kept)(graph)
+        for step in (RowwiseInt8Embedding(), Float16Weights(only=kept), SteadyAttention()):
+            step(graph)
 
 
 def kind_of(weight: str) -> str:
@@ -215,15 +216,16 @@ def _try(source: Source, new: Path, plan: Plan) -> Quality:
 def _finish(source: Source, new: Path, plan: Plan, quality: dict[str, Any], report: Report) -> None:
     """Check that rows are independent, and give the written graph its metadata."""
     entries: dict[str, Any] = dict(source.entries)
+    sidecar = next((file for file in new.parent.iterdir() if file != new), None)
     prompts = [{k: p[k] for k in ("text", "ids") if k in p} for p in entries["golden"]["prompts"]]
-    rows = consistency(new, source.file)
+    graph = ir.load(new)
+    facts = graph_facts(graph, plan.dtype, entries["graph"]["parameters"], sidecar)
+    rows = consistency(new, source.file, paired=not facts["cache_spare"])
     report(f"rows of a batch do not depend on each other: {rows}")
     session = Session(new, "cpu")
     entries["golden"] = golden_vectors(source.decoder(session), prompts, rows.atol)
     session.close()
-    sidecar = next((file for file in new.parent.iterdir() if file != new), None)
-    graph = ir.load(new)
-    entries["graph"] = graph_facts(graph, plan.dtype, entries["graph"]["parameters"], sidecar)
+    entries["graph"] = facts
     entries["quality"] = quality
     seal(new, {name: value for name, value in entries.items() if name != "digest"}, sidecar)
     report(str(verify(new, "cpu")))

@@ -5,11 +5,13 @@ head_dim) that are input and output of the graph at once, bound by address, so a
 slot's ids is never read, and a slot is shortened by forgetting ids.
 
 Rows with one new token each are one run; others run one at a time, since the attention operator takes chunks
-behind a past of single rows only.
+behind a past of single rows only. Quantised files put a spare position behind each chunk, so that a step is computed
+like a longer chunk; their rows all run one at a time, and their buffers are that much longer (`cache_spare`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +38,8 @@ class Cache:
             for name, info in session.inputs.items()
             if name.startswith("past_key_values.")
         }
+        facts = json.loads(session.metadata.get("edgelm.graph", "{}"))
+        self._spare = int(facts.get("cache_spare", 0))
         self._ids: list[Ids] = []
         self._raw = session.raw
         self._runs: dict[tuple[int, int], BoundRun] = {}
@@ -82,12 +86,12 @@ class Cache:
     def _make_room(self, slots: int, length: int) -> None:
         """Buffers for `slots` rows of `length` tokens; larger ones take over what the old ones hold."""
         old_slots, _, old_capacity, _ = next(iter(self._past.values())).shape
-        if slots <= old_slots and length <= old_capacity:
+        if slots <= old_slots and length + self._spare <= old_capacity:
             return
         capacity = max(old_capacity, SMALLEST_CAPACITY)
-        while capacity < length:
+        while capacity < length + self._spare:
             capacity *= 2
-        capacity = min(capacity, self._context_length)
+        capacity = min(capacity, self._context_length + self._spare)
         slots = max(slots, old_slots)
         self._runs.clear()
         for name, old in self._past.items():
@@ -135,7 +139,7 @@ class Cache:
             if shared[index]:
                 self._copy(index - 1, index, kept)
             index += 1
-            if len(rows[first]) - len(self._ids[first]) != 1:
+            if self._spare or len(rows[first]) - len(self._ids[first]) != 1:
                 break
         return index
 
