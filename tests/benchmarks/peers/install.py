@@ -72,11 +72,27 @@ def _gguf(work: Path, models: Path, target: Path) -> None:
 
 
 def _hugging_face(work: Path, models: Path, target: Path) -> None:
-    _run([str(python_of(work, "transformers")), str(HERE / "to_hugging_face.py"), str(models), GGUF, str(target)])
+    _run(
+        [
+            str(python_of(work, "transformers")),
+            str(HERE / "to_hugging_face.py"),
+            str(models),
+            GGUF,
+            str(target),
+        ]
+    )
 
 
 def _ten_million(work: Path, models: Path, target: Path) -> None:
-    _run([str(python_of(work, "transformers")), str(HERE / "to_hugging_face.py"), "ten-million", "", str(target)])
+    _run(
+        [
+            str(python_of(work, "transformers")),
+            str(HERE / "to_hugging_face.py"),
+            "ten-million",
+            "",
+            str(target),
+        ]
+    )
 
 
 def _genai(source: str, precision: str) -> Callable[[Path, Path, Path], None]:
@@ -116,7 +132,9 @@ def _edgelm_command(*arguments: str) -> None:
 
 def _run(command: list[str], **environment: str) -> None:
     try:
-        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+        )
     except OSError as error:
         raise Unavailable(str(error)) from error
     if done.returncode:

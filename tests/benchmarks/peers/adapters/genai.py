@@ -13,9 +13,7 @@ class Peer:
     def __init__(self, model: str, threads: int) -> None:
         self.version = f"onnxruntime-genai {version('onnxruntime-genai')}"
         config = og.Config(model)
-        config.overlay(
-            '{"model": {"decoder": {"session_options": {"intra_op_num_threads": %d}}}}' % threads
-        )
+        config.overlay('{"model": {"decoder": {"session_options": {"intra_op_num_threads": %d}}}}' % threads)
         self._model = og.Model(config)
 
     def _generator(self, length: int) -> og.Generator:

@@ -15,7 +15,12 @@ class Peer:
     def __init__(self, model: str, threads: int, logits_all: bool = False) -> None:
         self.version = f"llama-cpp-python {llama_cpp.__version__}"
         self._llama = llama_cpp.Llama(
-            model, n_ctx=CONTEXT, n_threads=threads, n_threads_batch=threads, logits_all=logits_all, verbose=False
+            model,
+            n_ctx=CONTEXT,
+            n_threads=threads,
+            n_threads_batch=threads,
+            logits_all=logits_all,
+            verbose=False,
         )
 
     def generate(self, ids: list[int], count: int) -> tuple[list[int], list[float]]:

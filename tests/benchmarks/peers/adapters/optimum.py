@@ -6,8 +6,9 @@ from importlib.metadata import version
 from typing import Any
 
 import onnxruntime
-from adapters import hf
 from optimum.onnxruntime import ORTModelForCausalLM
+
+from adapters import hf
 
 
 class Peer(hf.Peer):
