@@ -22,7 +22,7 @@ from edgelm_runtime.model_file import read_model_file
 from edgelm_runtime.session import Session
 from tests.small_models import small_checkpoint
 
-ARCHITECTURES = ["gpt2", "grouped heads", "windows", "soft caps", "parallel"]
+ARCHITECTURES = ["gpt2", "grouped heads", "windows", "soft caps", "parallel", "int8 of gpt2"]
 CONTEXT = 48
 Ids = NDArray[np.int64]
 
@@ -33,10 +33,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("cached")
 
     def exported(name: str) -> Path:
+        """`int8` in front of the name: in blocks of 8 bits, with a spare position in the cache."""
         path = folder / f"{name}.onnx"
         if not path.exists():
-            checkpoint = small_checkpoint(name, context_length=CONTEXT)
-            export_checkpoint(checkpoint, path, kv_cache=True, outputs=["hidden"])
+            dtype, _, architecture = name.rpartition(" of ")
+            checkpoint = small_checkpoint(architecture, context_length=CONTEXT)
+            bound = {"max_ppl_increase": 1000.0} if dtype else {}
+            export_checkpoint(
+                checkpoint, path, kv_cache=True, outputs=["hidden"], dtype=dtype or "fp32", **bound
+            )
         return path
 
     return exported
