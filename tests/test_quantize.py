@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -175,15 +176,21 @@ def test_rows_are_rounded_to_the_nearest_of_127_steps() -> None:
     assert np.isfinite(quantized * scale[:, None]).all()
 
 
-def test_an_architecture_with_everything(tmp_path: Path) -> None:
-    """Rotary windows, three norms per block, grouped heads, two precisions in one file."""
-    checkpoint = Checkpoint(small_model("windows", width=32), None)
+@pytest.mark.parametrize(
+    ("name", "options"), [("windows", {}), ("seed", {"opset": 18}), ("seed", {"opset": 18, "kv_cache": True})]
+)
+def test_other_architectures(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    """Rotary windows, norms everywhere, grouped heads; an untied head and an old opset; no tokenizer."""
     report: list[str] = []
+    model, path = small_model(name, width=32), tmp_path / "m.onnx"
     export_checkpoint(
-        checkpoint, tmp_path / "m.onnx", dtype="int8", max_ppl_increase=20, report=report.append
+        Checkpoint(model, None), path, dtype="int8", max_ppl_increase=20, report=report.append, **options
     )
     assert any("drawn from the model" in line for line in report)
-    assert verify(tmp_path / "m.onnx", "cpu", 1).prompts == 1
+    assert verify(path, "cpu", 1).prompts == 1
+    stored = {tensor.name for tensor in onnx.load(path).graph.initializer if len(tensor.dims) > 1}
+    assert "blocks.0.mlp.up.weight.int8" in stored
+    assert ("token_embedding.weight.int8" in stored) == (name == "seed")
 
 
 def test_too_great_a_loss_keeps_matrices_and_then_fails(exact: Path, tmp_path: Path) -> None:

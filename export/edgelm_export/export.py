@@ -18,7 +18,7 @@ from edgelm_export.metadata import graph_facts, model_entries, seal
 from edgelm_export.operators import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
 from edgelm_export.parity import ParityReport, compare, make_cases, torch_answer
 from edgelm_export.quality import Quality, calibration, compare_answers
-from edgelm_export.quantize import check_dtype, quantize
+from edgelm_export.quantize import check_precision, quantize
 from edgelm_export.trimming import evaluating, trimmed
 from edgelm_export.writer import new_file, scratch_folder, write_graph
 from edgelm_runtime.decoder import RecomputeDecoder
@@ -61,7 +61,7 @@ def export_checkpoint(
     _check_options(outputs, opset, atol)
     if dtype == "fp32":
         return _export_fp32(checkpoint, path, kv_cache, outputs, opset, atol, report)
-    check_dtype(dtype)
+    check_precision(dtype, **options)
     with scratch_folder(path) as folder:
         exact = folder / path.name
         parity = _export_fp32(checkpoint, exact, kv_cache, outputs, opset, atol, report)

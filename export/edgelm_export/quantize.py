@@ -139,13 +139,7 @@ def quantize(
 
     Raises ExportError where no arrangement stays below `max_ppl_increase`; then nothing is written.
     """
-    check_dtype(dtype)
-    if kernel not in KERNELS or (kernel == "rows" and dtype != "int8"):
-        raise OptionError(f"there is no kernel {kernel!r} for {dtype}", f"choose from {', '.join(KERNELS)}")
-    if block_size not in BLOCK_SIZES:
-        raise OptionError(
-            f"the block size is {block_size}", f"choose from {', '.join(map(str, BLOCK_SIZES))}"
-        )
+    check_precision(dtype, kernel, block_size)
     allowed = ALLOWED[dtype] if max_ppl_increase is None else max_ppl_increase
     source = Source(path, text)
     in_blocks = dtype == "int4" or (
@@ -158,10 +152,16 @@ def quantize(
     return quality
 
 
-def check_dtype(dtype: str) -> None:
-    """Raise OptionError for a precision that `quantize` does not make."""
+def check_precision(dtype: str, kernel: str = "auto", block_size: int = 32, **_: Any) -> None:
+    """Raise OptionError for options that `quantize` cannot follow."""
     if dtype not in ALLOWED:
         raise OptionError(f"there is no precision {dtype!r}", f"choose from fp32, {', '.join(ALLOWED)}")
+    if kernel not in KERNELS or (kernel == "rows" and dtype != "int8"):
+        raise OptionError(f"there is no kernel {kernel!r} for {dtype}", f"choose from {', '.join(KERNELS)}")
+    if block_size not in BLOCK_SIZES:
+        raise OptionError(
+            f"the block size is {block_size}", f"choose from {', '.join(map(str, BLOCK_SIZES))}"
+        )
 
 
 def _search(source: Source, new: Path, first: Plan, allowed: float, report: Report) -> tuple[Plan, Quality]:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from edgelm_runtime.decoder import RecomputeDecoder
 from edgelm_runtime.digest import GRAPH, SIDECAR, file_digest
 from edgelm_runtime.errors import VerificationError
-from edgelm_runtime.model_file import ModelFile, read_model_file
+from edgelm_runtime.model_file import ModelFile, is_model_file, read_model_file
 from edgelm_runtime.session import Session
 
 DO_NOT_USE = "get the original file again, or export it again"
@@ -52,6 +52,11 @@ def verify(path: str | Path, provider: str = "auto", threads: int | None = None)
     path = Path(path)
     session = Session(path, provider, threads)
     try:
+        if not is_model_file(session.metadata):
+            raise VerificationError(
+                f"{path} is not a file of edgelm and carries nothing to verify",
+                "export the model with edgelm",
+            )
         model = read_model_file(session, str(path))
         _check_digest(path, model)
         _check_tokenizer(path, model)
