@@ -177,3 +177,24 @@ def test_the_arithmetic_of_the_program_around_is_left_alone() -> None:
     with load(TINY) as lm:
         lm.generate("a", max_new_tokens=1)
         assert float((smallest * 2)[0]) == 1e-323
+
+
+def test_products_of_bytes_are_exact_here() -> None:
+    """Either this processor does not clip sums, or the sessions ask for the way that does not."""
+    session = Session(session_module._PRODUCT, "cpu", 1)
+    feeds = {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 32), 127, np.int8)}
+    assert (session.run(("c",), feeds)[0] == 64 * 255 * 127).all()
+
+
+@pytest.mark.parametrize("saturates", [False, True])
+def test_the_exact_way_is_asked_for_where_the_fast_one_clips(
+    saturates: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "_saturates", lambda: saturates)
+    options = session_module._session_options(1, True)
+    key = "session.x64quantprecision"
+    if saturates:
+        assert options.get_session_config_entry(key) == "1"
+    else:
+        with pytest.raises(RuntimeError):
+            options.get_session_config_entry(key)
