@@ -6,6 +6,7 @@ import io
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -148,19 +149,35 @@ class Terminal:
             stderr=inner,
             env=environment,
             start_new_session=True,
-            preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0),
+            preexec_fn=self._own_terminal,
         )
         os.close(inner)
         self.seen = b""
 
+    @staticmethod
+    def _own_terminal() -> None:
+        """Make the terminal the one that Ctrl-C comes from, even where the tests run in the background."""
+        import fcntl
+        import termios
+
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
     def send(self, keys: str) -> None:
         os.write(self._screen, keys.encode())
 
-    def wait_for(self, text: str, seconds: float = 30) -> None:
-        """Read the screen until `text` appears behind what was read before."""
-        end, start = time.monotonic() + seconds, len(self.seen)
+    def wait_for(self, text: str, seconds: float = 60, keys: str = "") -> None:
+        """Read the screen until `text` appears behind what was read before.
+
+        `keys` are pressed now, and again every other second: a signal that arrives between the prompt and
+        the wait for input would otherwise be noticed at the next key only.
+        """
+        end, start, press = time.monotonic() + seconds, len(self.seen), 0.0
         while text.encode() not in self.seen[start:]:
             assert time.monotonic() < end, f"no {text!r} in {self.seen!r}"
+            if keys and time.monotonic() >= press:
+                self.send(keys)
+                press = time.monotonic() + 2
             if select.select([self._screen], [], [], 0.1)[0]:
                 try:
                     self.seen += os.read(self._screen, 4096)
@@ -182,12 +199,10 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
     terminal = Terminal(TINY, "-n", 10**6, "-t", 1, "-s", 1)
     try:
         terminal.wait_for("> ")
-        terminal.send("\x03")
-        terminal.wait_for("> ")
+        terminal.wait_for("> ", keys="\x03")
         terminal.send("tell\n")
         terminal.wait_for("context of 24 tokens is full")  # it talks, and would for a long time
-        terminal.send("\x03")
-        terminal.wait_for("> ")
+        terminal.wait_for("> ", keys="\x03")
         terminal.send("\x1b[A\x01\x0b/save " + str(saved) + "\n")  # up, to the front, cut, something else
         terminal.wait_for("> ")
         terminal.send("/exit\n")
