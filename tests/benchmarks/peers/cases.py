@@ -108,9 +108,10 @@ CASES = (
         prompt=1000, count=32,
     ),
     Case(
-        "process start to first token, ten million parameters, s", "start",
-        (edgelm("ten-million-fp32.onnx", "fp32"), transformers("ten-million-hf")), prompt=32, count=1,
-        goals=(Goal("edgelm fp32", "transformers", 4),),
+        "process start to first token, s", "start",
+        (Subject("edgelm run, bundled model", "edgelm", "command", ""), edgelm("ten-million-fp32.onnx", "ten million"),
+         transformers("ten-million-hf", "transformers, ten million")), prompt=32, count=1,
+        goals=(Goal("edgelm run, bundled model", "transformers, ten million", 4),),
     ),
     Case(
         "peak memory, MB", "memory", (edgelm(INT4, "int4"), LLAMA, genai("smollm2-genai-int4"), transformers(SMOL)),

@@ -144,23 +144,24 @@ def _run(command: list[str], **environment: str) -> None:
 
 
 SMOL, TEN = "smollm2-hf", "ten-million-hf"
+IDS_ONLY = ("--tokenizer", "none")
 RECIPES: dict[str, Callable[[Path, Path, Path], None]] = {
     GGUF: _gguf,
     SMOL: _hugging_face,
     TEN: _ten_million,
     "smollm2-genai-int4": _genai(SMOL, "int4"),
     "smollm2-genai-fp32": _genai(SMOL, "fp32"),
-    "ten-million-genai-int4": _genai(TEN, "int4"),
     "smollm2-optimum": _optimum(SMOL),
-    "ten-million-optimum": _optimum(TEN),
     "smollm2-checkpoint": _checkpoint(GGUF),
     "smollm2-fp32.onnx": _edgelm(GGUF),
-    "smollm2-int8.onnx": _edgelm(GGUF, "--dtype", "int8"),
+    "smollm2-int8.onnx": _edgelm(GGUF, "--dtype", "int8", "--max-ppl-increase", "5"),
     "smollm2-fp32-cache.onnx": _edgelm(GGUF, "--kv-cache"),
     "smollm2-int4-cache.onnx": _edgelm(GGUF, "--kv-cache", "--dtype", "int4"),
-    "ten-million-fp32.onnx": _edgelm(TEN),
-    "ten-million-int8.onnx": _edgelm(TEN, "--dtype", "int8", "--max-ppl-increase", "100"),
-    "ten-million-fp32-cache.onnx": _edgelm(TEN, "--kv-cache"),
-    "ten-million-int4-cache.onnx": _edgelm(TEN, "--kv-cache", "--dtype", "int4", "--max-ppl-increase", "100"),
+    "ten-million-fp32.onnx": _edgelm(TEN, *IDS_ONLY),
+    "ten-million-int8.onnx": _edgelm(TEN, *IDS_ONLY, "--dtype", "int8", "--max-ppl-increase", "100"),
+    "ten-million-fp32-cache.onnx": _edgelm(TEN, *IDS_ONLY, "--kv-cache"),
+    "ten-million-int4-cache.onnx": _edgelm(
+        TEN, *IDS_ONLY, "--kv-cache", "--dtype", "int4", "--max-ppl-increase", "100"
+    ),
 }
 """Model files by name, in the order in which they can be made."""

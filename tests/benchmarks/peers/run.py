@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import statistics
 import subprocess
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import CASES, Case, Subject
-from install import Unavailable, install, prepare, python_of
+from install import ROOT, Unavailable, install, prepare, python_of
 
 HERE = Path(__file__).parent
 WINDOWS, WINDOW = 8, 512  # of the text, for perplexity
@@ -144,6 +145,10 @@ def _fresh_processes(case: Case, work: Path, threads: int, rounds: int) -> dict[
                 continue
             try:
                 start = time.perf_counter()
+                if subject.adapter == "command":
+                    result = results.setdefault(subject.name, {"values": [], "version": "this checkout"})
+                    result["values"].append(_first_output(start))
+                    continue
                 worker = Worker(subject, work, threads)
                 generate(worker, case, _ids(subject, work))
                 value = time.perf_counter() - start
@@ -157,6 +162,19 @@ def _fresh_processes(case: Case, work: Path, threads: int, rounds: int) -> dict[
                 value
             )
     return results
+
+
+def _first_output(start: float) -> float:
+    """Seconds until `edgelm run`, with the model that ships with edgelm, has printed its first token."""
+    path = os.pathsep.join(str(ROOT / part) for part in (".", "export", "runtime"))
+    command = [sys.executable, "-m", "edgelm", "run", "def main(", "-n", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path})
+    assert process.stdout
+    if not process.stdout.read(1):
+        raise Unavailable("`edgelm run` printed nothing")
+    seconds = time.perf_counter() - start
+    process.communicate()
+    return seconds
 
 
 def _ids(subject: Subject, work: Path) -> list[int]:
