@@ -22,7 +22,11 @@ from edgelm_runtime.model_file import read_model_file
 from edgelm_runtime.session import Session
 from tests.small_models import small_checkpoint
 
-ARCHITECTURES = ["gpt2", "grouped heads", "windows", "soft caps", "parallel", "int8 of gpt2"]
+ARCHITECTURES = [
+    "gpt2", "grouped heads", "windows", "soft caps", "parallel",
+    "int8 of gpt2", "int8 of grouped heads", "int8 of windows", "int8 of soft caps", "int8 of parallel",
+    "int8, fp32 of gpt2",
+]  # fmt: skip
 CONTEXT = 48
 Ids = NDArray[np.int64]
 
@@ -33,14 +37,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("cached")
 
     def exported(name: str) -> Path:
-        """`int8` in front of the name: in blocks of 8 bits, with a spare position in the cache."""
+        """In front of the name: precision of the weights, in blocks of 8 bits, and of the cache."""
         path = folder / f"{name}.onnx"
         if not path.exists():
-            dtype, _, architecture = name.rpartition(" of ")
+            precision, _, architecture = name.rpartition(" of ")
+            dtype, _, cache_dtype = precision.partition(", ")
             checkpoint = small_checkpoint(architecture, context_length=CONTEXT)
-            bound = {"max_ppl_increase": 1000.0} if dtype else {}
+            bound: dict[str, Any] = {"max_ppl_increase": 1000.0, "cache_dtype": cache_dtype or "auto"}
             export_checkpoint(
-                checkpoint, path, kv_cache=True, outputs=["hidden"], dtype=dtype or "fp32", **bound
+                checkpoint, path, kv_cache=True, outputs=["hidden"], dtype=dtype or "fp32", **(bound if dtype else {})
             )
         return path
 

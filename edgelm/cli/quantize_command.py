@@ -20,6 +20,10 @@ def precision_options(command: Command) -> Command:
             help="int8 for whole windows (rows) or for steps with a cache (blocks).",
         ),
         click.option(
+            "--cache-dtype", type=click.Choice(["auto", "int8", "fp32"]), default="auto", show_default=True,
+            help="What a cache holds; auto is int8 for int8 and int4.",
+        ),
+        click.option(
             "--max-ppl-increase", type=float, metavar="PCT",
             help="Percent of perplexity that may be lost. [fp16 0.5, int8 2, int4 8]",
         ),

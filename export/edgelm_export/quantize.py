@@ -14,10 +14,12 @@ from typing import Any
 
 import onnx_ir as ir
 
+from edgelm.config import ModelConfig
 from edgelm_export.cached_operators import CACHE_LENGTH
 from edgelm_export.fp16 import Float16Weights
 from edgelm_export.golden import golden_vectors
 from edgelm_export.int8 import RowwiseInt8, RowwiseInt8Embedding
+from edgelm_export.int8_cache import Int8Cache, Ranges, cache_ranges
 from edgelm_export.metadata import graph_facts, seal
 from edgelm_export.nbits import BlockQuantized
 from edgelm_export.parity import consistency
@@ -36,6 +38,7 @@ Report = Callable[[str], None]
 # Percent of perplexity that a precision may cost by default.
 ALLOWED: dict[str, float] = {"fp16": 0.5, "int8": 2.0, "int4": 8.0}
 KERNELS = ("auto", "rows", "blocks")
+CACHE_DTYPES = ("auto", "int8", "fp32")
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # what the operator takes
 FINER_BLOCKS = 32  # smaller ones cost speed before they gain quality
 HEAD = "head"
@@ -59,8 +62,8 @@ class Plan:
         better = "8" if self.dtype == "int4" else "16"
         return self.dtype + size + (f", {' and '.join(self.kept)} at {better} bits" if self.kept else "")
 
-    def apply(self, graph: ir.Model) -> None:
-        """Rewrite `graph`."""
+    def apply(self, graph: ir.Model, ranges: Ranges | None = None) -> None:
+        """Rewrite `graph`; with `ranges` its cache is int8."""
         if self.dtype == "fp16":
             Float16Weights()(graph)
             return
@@ -72,7 +75,8 @@ class Plan:
             BlockQuantized(lambda name: 0 if name in kept else 8, self.block_size)(graph)
         else:
             RowwiseInt8(keep=kept)(graph)
-        for step in (RowwiseInt8Embedding(), Float16Weights(only=kept), SteadyAttention()):
+        attention = SteadyAttention() if ranges is None else Int8Cache(ranges)
+        for step in (RowwiseInt8Embedding(), Float16Weights(only=kept), attention):
             step(graph)
 
 
@@ -83,9 +87,10 @@ def kind_of(weight: str) -> str:
 
 
 class Source:
-    """The float32 file: its graph, its metadata, and what it answers to the calibration text."""
+    """The float32 file: its graph, its metadata, what it answers to the calibration text, and (for an
+    `int8_cache`) what it keeps of it."""
 
-    def __init__(self, path: Path, text: Path | None) -> None:
+    def __init__(self, path: Path, text: Path | None, int8_cache: bool) -> None:
         session = Session(path, "cpu")
         try:
             self.file: ModelFile = read_model_file(session, str(path))
@@ -101,6 +106,9 @@ class Source:
             decoder = self.decoder(session)
             self.calibration: Calibration = calibration(self.file, decoder, text)
             self.answers: Answers = self.calibration.answers(decoder)
+            self.ranges: Ranges | None = None
+            if self.cached and int8_cache:
+                self.ranges = cache_ranges(session, self.calibration, self._rotary_dim())
         finally:
             session.close()
         self._path = path
@@ -108,6 +116,10 @@ class Source:
     def decoder(self, session: Session) -> RecomputeDecoder:
         """A decoder over a graph of the same interface."""
         return RecomputeDecoder(session, self.file.context_length, self.file.vocab_size)
+
+    def _rotary_dim(self) -> int:
+        config = ModelConfig.from_dict(self.file.config)
+        return config.rotary_dim if config.position == "rotary" else 0
 
     def graph(self) -> ir.Model:
         """The graph, read anew, without metadata."""
@@ -129,19 +141,23 @@ def quantize(
     max_ppl_increase: float | None = None,
     kernel: str = "auto",
     block_size: int = 32,
+    cache_dtype: str = "auto",
     report: Report = lambda line: None,
 ) -> Quality:
     """Write the float32 model file `path` as `output` in another precision: fp16, int8 or int4.
 
     `text` is what quality is measured on (default: a sample that ships with edgelm). `max_ppl_increase` is in
     percent. `kernel`: `rows` is int8 for whole windows, `blocks` (of `block_size` weights) is for steps with a
-    cache; `auto` goes by whether the file has a cache. int4 is always in blocks.
+    cache; `auto` goes by whether the file has a cache. int4 is always in blocks. `cache_dtype` is what keys and
+    values are kept in: int8, or fp32, which is faster for long prompts; `auto` is int8 except for fp16.
 
     Raises ExportError where no arrangement stays below `max_ppl_increase`; then nothing is written.
     """
-    check_precision(dtype, kernel, block_size)
+    check_precision(dtype, kernel, block_size, cache_dtype)
     allowed = ALLOWED[dtype] if max_ppl_increase is None else max_ppl_increase
-    source = Source(path, text)
+    source = Source(path, text, int8_cache=dtype != "fp16" and cache_dtype != "fp32")
+    if cache_dtype != "auto" and not source.cached:
+        raise OptionError(f"the cache is to be {cache_dtype}, and {path} has none", "export it with --kv-cache")
     in_blocks = dtype == "int4" or (
         dtype == "int8" and (kernel == "blocks" or (kernel == "auto" and source.cached))
     )
@@ -152,7 +168,9 @@ def quantize(
     return quality
 
 
-def check_precision(dtype: str, kernel: str = "auto", block_size: int = 32, **_: Any) -> None:
+def check_precision(
+    dtype: str, kernel: str = "auto", block_size: int = 32, cache_dtype: str = "auto", **_: Any
+) -> None:
     """Raise OptionError for options that `quantize` cannot follow."""
     if dtype not in ALLOWED:
         raise OptionError(f"there is no precision {dtype!r}", f"choose from fp32, {', '.join(ALLOWED)}")
@@ -161,6 +179,10 @@ def check_precision(dtype: str, kernel: str = "auto", block_size: int = 32, **_:
     if block_size not in BLOCK_SIZES:
         raise OptionError(
             f"the block size is {block_size}", f"choose from {', '.join(map(str, BLOCK_SIZES))}"
+        )
+    if cache_dtype not in CACHE_DTYPES or (cache_dtype == "int8" and dtype == "fp16"):
+        raise OptionError(
+            f"there is no {cache_dtype!r} cache for {dtype}", f"choose from {', '.join(CACHE_DTYPES)}"
         )
 
 
@@ -202,7 +224,7 @@ def _try(source: Source, new: Path, plan: Plan) -> Quality:
     for stale in new.parent.iterdir():
         stale.unlink()
     graph = source.graph()
-    plan.apply(graph)
+    plan.apply(graph, source.ranges)
     write_graph(graph, new)
     session = Session(new, "cpu")
     try:

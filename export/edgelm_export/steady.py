@@ -1,4 +1,4 @@
-"""Attention that computes one row as it computes many, for graphs that round activations.
+"""Attention over a float32 cache that computes one row as it computes many, for graphs that round activations.
 
 onnxruntime multiplies a single row by another kernel than several, so a step of one token differs from the
 same token in a longer pass in the last bit. In float32 that is all; where activations are rounded to int8,

@@ -5,8 +5,8 @@ head_dim) that are input and output of the graph at once, bound by address, so a
 slot's ids is never read, and a slot is shortened by forgetting ids.
 
 Rows with one new token each are one run; others run one at a time, since the attention operator takes chunks
-behind a past of single rows only. Quantised files put a spare position behind each chunk, so that a step is computed
-like a longer chunk; their rows all run one at a time, and their buffers are that much longer (`cache_spare`).
+behind a past of single rows only. Quantised files with a float32 cache put a spare position behind each chunk, so that
+a step is computed like a longer chunk; their rows all run one at a time, and their buffers are that much longer.
 """
 
 from __future__ import annotations

@@ -260,8 +260,11 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
 
 
+PAST_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
+
+
 def empty_like_input(info: TensorInfo, batch: int) -> NDArray[Any]:
     """An array of no elements for a past-state input: its first axis is the batch, other free axes are 0."""
-    dtype = {"tensor(float)": np.float32, "tensor(float16)": np.float16}[info.type]
+    dtype = PAST_TYPES[info.type]
     shape = [batch, *(size if isinstance(size, int) else 0 for size in info.shape[1:])]
     return np.zeros(shape, dtype)
