@@ -45,7 +45,12 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             checkpoint = small_checkpoint(architecture, context_length=CONTEXT)
             bound: dict[str, Any] = {"max_ppl_increase": 1000.0, "cache_dtype": cache_dtype or "auto"}
             export_checkpoint(
-                checkpoint, path, kv_cache=True, outputs=["hidden"], dtype=dtype or "fp32", **(bound if dtype else {})
+                checkpoint,
+                path,
+                kv_cache=True,
+                outputs=["hidden"],
+                dtype=dtype or "fp32",
+                **(bound if dtype else {}),
             )
         return path
 

@@ -157,7 +157,9 @@ def quantize(
     allowed = ALLOWED[dtype] if max_ppl_increase is None else max_ppl_increase
     source = Source(path, text, int8_cache=dtype != "fp16" and cache_dtype != "fp32")
     if cache_dtype != "auto" and not source.cached:
-        raise OptionError(f"the cache is to be {cache_dtype}, and {path} has none", "export it with --kv-cache")
+        raise OptionError(
+            f"the cache is to be {cache_dtype}, and {path} has none", "export it with --kv-cache"
+        )
     in_blocks = dtype == "int4" or (
         dtype == "int8" and (kernel == "blocks" or (kernel == "auto" and source.cached))
     )
