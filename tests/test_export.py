@@ -15,7 +15,8 @@ import edgelm
 from edgelm.checkpoint import Checkpoint, save_checkpoint
 from edgelm.cli import group
 from edgelm_export import export_checkpoint, writer
-from edgelm_runtime.errors import ExportError, OptionError, OutputError
+from edgelm_runtime.errors import ExportError, ModelFileError, OptionError, OutputError
+from edgelm_runtime.mapping import ALIGNMENT, SMALLEST, without_weights
 from edgelm_runtime.session import Session
 from edgelm_runtime.verify import verify
 from tests.small_models import small_checkpoint, small_model, small_tokenizer
@@ -146,3 +147,42 @@ def test_commands(tmp_path: Path) -> None:
     text = call(group, ["info", model], catch_exceptions=False).output
     assert "2 layers, width 24, 4 heads of 6" in text and "260 ids" in text
     assert "holds no model" in str(call(group, ["export", str(tmp_path)]).exception)
+
+
+def test_weights_are_mapped_where_they_lie(tmp_path: Path) -> None:
+    """What onnxruntime is given holds no large weight, and computes the same, also through a link."""
+    path = tmp_path / "m.onnx"
+    export_checkpoint(small_checkpoint(width=48), path)
+    data = path.read_bytes()
+    small = without_weights(path)
+    assert small is not None and len(small) < len(data) / 2
+    large = [t for t in onnx.load_from_string(small).graph.initializer if t.external_data]
+    whole = {tensor.name: tensor.raw_data for tensor in onnx.load(path).graph.initializer}
+    assert {tensor.name for tensor in large} == {name for name, raw in whole.items() if len(raw) >= SMALLEST}
+    for tensor in large:
+        place = {entry.key: entry.value for entry in tensor.external_data}
+        start, length = int(place["offset"]), int(place["length"])
+        assert start % ALIGNMENT == 0 and data[start : start + length] == whole[tensor.name]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link.onnx").symlink_to(path)
+    feeds = {"input_ids": np.arange(7)[None]}
+    expected = Session(data, threads=1).run(["logits"], feeds)[0]
+    for source in (path, tmp_path / "elsewhere" / "link.onnx"):
+        np.testing.assert_array_equal(Session(source, threads=1).run(["logits"], feeds)[0], expected)
+
+
+def test_files_of_other_programs_are_read_whole(tmp_path: Path) -> None:
+    """Weights that begin anywhere stay in the graph; a damaged file is onnxruntime's to refuse."""
+    path, other = tmp_path / "m.onnx", tmp_path / "other.onnx"
+    export_checkpoint(small_checkpoint(width=48), path)
+    model = onnx.load(path)
+    model.graph.name += "x"  # all that follows moves by one byte
+    onnx.save(model, other)
+    assert without_weights(other) is None
+    feeds = {"input_ids": np.arange(7)[None]}
+    one, two = (Session(source, threads=1).run(["logits"], feeds)[0] for source in (path, other))
+    np.testing.assert_array_equal(one, two)
+    other.write_bytes(path.read_bytes()[:-100000])
+    assert without_weights(other) is None
+    with pytest.raises(ModelFileError, match="not a usable ONNX model"):
+        Session(other)

@@ -24,13 +24,13 @@ import onnx
 import onnx_ir as ir
 
 from edgelm_runtime.errors import OutputError
+from edgelm_runtime.mapping import ALIGNMENT, SMALLEST
+from edgelm_runtime.protobuf import GRAPH, INITIALIZER, RAW_DATA, TENSOR_DOC, delimited
 
 # Protobuf refuses 2 GiB; the difference is room for the graph and the metadata.
 LARGEST_FILE = 2**31 - 64 * 2**20
-ALIGNMENT = 4096  # pages, so that a sidecar can be mapped into memory
+PAGE = 4096  # bytes, as a sidecar is mapped into memory
 IN_SIDECAR_FROM = 1024  # bytes; smaller tensors stay in the graph, where shape inference sees them
-
-GRAPH, INITIALIZER, RAW_DATA = 7, 5, 9  # field numbers in onnx.proto
 
 
 @dataclass(frozen=True)
@@ -127,6 +127,8 @@ def append_metadata(path: Path, entries: Mapping[str, str]) -> None:
 
 def _placed(model: ir.Model) -> list[Placed]:
     values = list(model.graph.initializers.values())
+    # Small ones first: the first large one needs one in front that fills up.
+    values.sort(key=lambda value: _nbytes(value) >= SMALLEST)
     sizes = [value.const_value.nbytes for value in values if value.const_value is not None]
     if sum(sizes) <= LARGEST_FILE:
         return [Placed(value, None) for value in values]
@@ -135,7 +137,7 @@ def _placed(model: ir.Model) -> list[Placed]:
         if size < IN_SIDECAR_FROM:
             placed.append(Placed(value, None))
             continue
-        start = -(-end // ALIGNMENT) * ALIGNMENT
+        start = -(-end // PAGE) * PAGE
         placed.append(Placed(value, start))
         end = start + size
     return placed
@@ -163,38 +165,55 @@ def _write_graph_field(file: BinaryIO, graph: onnx.GraphProto, weights: list[Pla
     after.ClearField("node")
     after.ClearField("name")
     head, tail = (part.SerializeToString(deterministic=True) for part in (before, after))
-    starts = [_weight_start(weight, sidecar) for weight in weights]
-    sizes = [0 if weight.offset is not None else _nbytes(weight.value) for weight in weights]
-    file.write(_tag(GRAPH, len(head) + sum(map(len, starts)) + sum(sizes) + len(tail)))
-    file.write(head)
-    for weight, start in zip(weights, starts, strict=True):
-        file.write(start)
+    length = 0
+    while True:  # the length decides how many bytes its own number takes, and so where all else begins
+        tag = delimited(GRAPH, length)
+        fields = list(_weight_fields(weights, sidecar, file.tell() + len(tag) + len(head)))
+        length = len(head) + sum(field.length for field in fields) + len(tail)
+        if delimited(GRAPH, length) == tag:
+            break
+    file.write(tag + head)
+    for field, weight in zip(fields, weights, strict=True):
+        file.write(field.start)
         if weight.offset is None:
             file.write(_bytes_of(weight.value))
+        file.write(field.end)
     file.write(tail)
 
 
-def _weight_start(weight: Placed, sidecar: str) -> bytes:
-    """All of an initializer field up to its raw bytes."""
-    header = weight.header(sidecar).SerializeToString(deterministic=True)
-    if weight.offset is not None:
-        return _tag(INITIALIZER, len(header)) + header
-    size = _nbytes(weight.value)
-    raw = _tag(RAW_DATA, size)
-    return _tag(INITIALIZER, len(header) + len(raw) + size) + header + raw
+@dataclass(frozen=True)
+class WeightField:
+    """An initializer field: what stands before and behind its `size` raw bytes."""
+
+    start: bytes
+    size: int
+    end: bytes = b""
+
+    @property
+    def length(self) -> int:
+        return len(self.start) + self.size + len(self.end)
 
 
-def _tag(field: int, length: int) -> bytes:
-    """Start of a length-delimited protobuf field (https://protobuf.dev/programming-guides/encoding/)."""
-    return bytes([field << 3 | 2]) + _varint(length)
+def _weight_fields(weights: list[Placed], sidecar: str, position: int) -> Iterator[WeightField]:
+    """A field for each weight, of which the first begins at `position` in the file."""
+    headers = [weight.header(sidecar).SerializeToString(deterministic=True) for weight in weights]
+    sizes = [0 if weight.offset is not None else _nbytes(weight.value) for weight in weights]
+    for index, (header, size) in enumerate(zip(headers, sizes, strict=True)):
+        field = _weight_field(header, size)
+        if size and index + 1 < len(sizes) and sizes[index + 1] >= SMALLEST:
+            following = len(_weight_field(headers[index + 1], sizes[index + 1]).start)
+            for spaces in range(2 * ALIGNMENT):
+                if (position + field.length + following) % ALIGNMENT == 0:
+                    break
+                field = _weight_field(header, size, delimited(TENSOR_DOC, spaces) + b" " * spaces)
+        yield field
+        position += field.length
 
 
-def _varint(number: int) -> bytes:
-    digits = bytearray()
-    while number > 0x7F:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*digits, number])
+def _weight_field(header: bytes, size: int, end: bytes = b"") -> WeightField:
+    raw = delimited(RAW_DATA, size) if size else b""
+    length = len(header) + len(raw) + size + len(end)
+    return WeightField(delimited(INITIALIZER, length) + header + raw, size, end)
 
 
 def _nbytes(value: ir.Value) -> int:

@@ -32,6 +32,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 import onnxruntime as ort
 
 from edgelm_runtime.errors import ClosedError, ModelFileError, OptionError, ProviderError
+from edgelm_runtime.mapping import without_weights
 
 SUFFIX = "ExecutionProvider"
 ERRORS_ONLY = 3
@@ -239,13 +240,24 @@ def _create(source: Path | bytes, options: ort.SessionOptions, providers: list[s
         if not source.exists():
             raise ModelFileError(f"there is no model file {source}", "check the path")
     name = "the model given as bytes" if isinstance(source, bytes) else str(source)
-    data = source if isinstance(source, bytes) else str(source)
+    data = source if isinstance(source, bytes) else _mapped(source, options)
     try:
         return ort.InferenceSession(data, options, providers=providers)
     except Exception as error:  # onnxruntime raises classes of its own with no common base
         raise ModelFileError(
             f"{name} is not a usable ONNX model: {_one_line(error)}", "copy or export it again"
         ) from error
+
+
+def _mapped(path: Path, options: ort.SessionOptions) -> bytes | str:
+    """What to give onnxruntime so that it maps the weights of `path`, where that can be."""
+    # Weights are looked for in the folder of the file itself, and a link may lead there.
+    path = path.resolve()
+    model = without_weights(path)
+    if model is None:
+        return str(path)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+    return model
 
 
 def _tensor_info(node: Any) -> TensorInfo:
