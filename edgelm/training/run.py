@@ -31,7 +31,8 @@ from edgelm.training.vocabulary import sample_texts, train_vocabulary
 from edgelm_runtime.errors import ConfigError, EdgelmError, OutputError
 from edgelm_runtime.generation import ContextWarning
 from edgelm_runtime.session import default_threads
-from edgelm_runtime.tokenizer import Tokenizer, load_tokenizer
+from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.tokenizer_sources import load_tokenizer
 
 TOKENS, TOKENIZER, STANDARD_INPUT = "tokens", "tokenizer.json", "stdin.txt"
 SAMPLE = "sample.txt"

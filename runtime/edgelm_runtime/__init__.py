@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from edgelm_runtime.row import Limits, Piece
     from edgelm_runtime.sampler import Sampling
     from edgelm_runtime.scoring import Score
-    from edgelm_runtime.tokenizer import Tokenizer, byte_tokenizer, load_tokenizer
+    from edgelm_runtime.tokenizer import Tokenizer
+    from edgelm_runtime.tokenizer_sources import byte_tokenizer, load_tokenizer
 
 __all__ = [
     "ClosedError",
@@ -73,7 +74,7 @@ _MODULES = {
     "ContextWarning": "generation", "Generation": "generation", "Stats": "generation", "generate_ids": "generation",
     "LanguageModel": "language_model", "load": "loading", "ModelFile": "model_file", "Options": "options",
     "Limits": "row", "Piece": "row", "Sampling": "sampler", "Score": "scoring", "Tokenizer": "tokenizer",
-    "byte_tokenizer": "tokenizer", "load_tokenizer": "tokenizer",
+    "byte_tokenizer": "tokenizer_sources", "load_tokenizer": "tokenizer_sources",
 }  # fmt: skip
 
 

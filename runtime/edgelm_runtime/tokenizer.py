@@ -22,7 +22,6 @@ from binascii import a2b_base64
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby, takewhile
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import tiktoken
@@ -281,61 +280,6 @@ class Tokenizer:
 _PLAIN: dict[str, Any] = {
     "added": {}, "normalization": "", "space_symbol": "", "prefix_space": "never", "drop_unknown": False,
 }  # fmt: skip
-
-
-def byte_tokenizer() -> Tokenizer:
-    """One token per byte, and end-of-text: 257 ids for any text, with nothing to train."""
-    return Tokenizer([bytes([byte]) for byte in range(256)], special={END_OF_TEXT: 256})
-
-
-def named_tokenizer(name: str) -> Tokenizer:
-    """A public tiktoken encoding (`gpt2`, `cl100k_base`, ...), downloaded by tiktoken on first use.
-
-    Raises TokenizerError for an unknown name, and where its ranks are not cached and cannot be fetched.
-    """
-    if name not in tiktoken.list_encoding_names():
-        known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
-        raise TokenizerError(
-            f"no tokenizer file or encoding {name!r}", f"give a saved file or one of: {known}"
-        )
-    try:
-        encoding = tiktoken.get_encoding(name)
-    except Exception as error:  # whatever the HTTP client raises
-        raise TokenizerError(
-            f"the ranks of {name!r} are not on this machine and cannot be downloaded ({type(error).__name__})",
-            "point TIKTOKEN_CACHE_DIR at a folder that has them, or give a saved tokenizer.json",
-        ) from error
-    by_rank = sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1])
-    ids = [rank for _, rank in by_rank]
-    return Tokenizer(
-        [token for token, _ in by_rank],
-        encoding._pat_str,
-        encoding._special_tokens,
-        None if ids == list(range(len(ids))) else ids,
-    )
-
-
-def load_tokenizer(source: str | Path) -> Tokenizer:
-    """`bytes`, a saved tokenizer file (or a folder with `tokenizer.json`), or a named tiktoken encoding.
-
-    Raises TokenizerError where it is none of them.
-    """
-    if str(source) == "bytes":
-        return byte_tokenizer()
-    path = Path(source)
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.is_file():
-        return named_tokenizer(str(source))
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TokenizerError(
-            f"cannot read the tokenizer {path}: {error}", "give a saved tokenizer file"
-        ) from error
-    if not isinstance(values, dict):
-        raise TokenizerError(f"{path} is not a saved tokenizer", "give a file that edgelm saved")
-    return Tokenizer.from_dict(values)
 
 
 def _as_set(names: Collection[str] | str) -> set[str]:
