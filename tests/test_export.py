@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -147,6 +152,18 @@ def test_commands(tmp_path: Path) -> None:
     text = call(group, ["info", model], catch_exceptions=False).output
     assert "2 layers, width 24, 4 heads of 6" in text and "260 ids" in text
     assert "holds no model" in str(call(group, ["export", str(tmp_path)]).exception)
+
+
+def test_a_request_to_end_leaves_nothing_half_written(tmp_path: Path) -> None:
+    save_checkpoint(small_checkpoint(), tmp_path / "checkpoint")
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-m", "edgelm", "export", "checkpoint", "-o", "out/m.onnx"]
+    process = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": ":".join(sys.path)})
+    while process.poll() is None and not list((tmp_path / "out").iterdir()):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 128 + signal.SIGTERM
+    assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_weights_are_mapped_where_they_lie(tmp_path: Path) -> None:

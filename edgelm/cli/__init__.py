@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import sys
+from types import FrameType
 
 import click
 
@@ -65,6 +67,7 @@ def group(debug: bool) -> None:
 
 def main() -> None:
     """Run the command line and exit."""
+    signal.signal(signal.SIGTERM, _terminated)
     # The flag is understood anywhere on the line, since it is wanted after a command has failed.
     debug = "--debug" in sys.argv[1:]
     arguments = [_dashed(argument) for argument in sys.argv[1:] if argument != "--debug"]
@@ -83,6 +86,11 @@ def main() -> None:
         if debug:
             raise
         fail(str(_explained(error)))
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """End as an error does: what is half written is taken away again."""
+    sys.exit(128 + number)
 
 
 def _dashed(argument: str) -> str:
