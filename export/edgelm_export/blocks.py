@@ -16,6 +16,7 @@ CENTRE = 128  # zero point of 8-bit blocks, the operator's default
 # Ranges that are tried for each 4-bit block, as shares of the full one: giving up the extremes rounds all
 # others more finely. The one of least squared error is taken.
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
+LEVELS = 15  # the highest of 4 bits
 
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -45,38 +46,45 @@ class Blocks:
 
 
 def quantize_blocks(matrix: Floats, bits: int, block_size: int) -> Blocks:
-    """`matrix` (out, in) in blocks of `block_size` inputs, 4 or 8 bits each."""
+    """`matrix` (out, in) in blocks of `block_size` inputs, 4 or 8 bits each, every weight by itself."""
+    columns = matrix.shape[1]
+    blocks = in_blocks(matrix, block_size)
+    if bits == 8:
+        scales = np.abs(blocks).max(axis=-1) / np.float32(127)
+        packed = np.rint(divided(blocks, scales)) + CENTRE
+        return Blocks(8, block_size, columns, packed.astype(np.uint8), scales, None)
+    scales, zeros = least_error(blocks)
+    values = np.clip(np.rint(divided(blocks, scales)) + zeros[..., None], 0, LEVELS).astype(np.uint8)
+    return Blocks(4, block_size, columns, pack(values), scales, pack(zeros.astype(np.uint8)))
+
+
+def in_blocks(matrix: Floats, block_size: int) -> Floats:
+    """`matrix` (rows, columns) as (rows, blocks, block_size), the last block filled up with 0."""
     rows, columns = matrix.shape
     count = -(-columns // block_size)
     padded = np.zeros((rows, count * block_size), np.float32)
     padded[:, :columns] = matrix
-    blocks = padded.reshape(rows, count, block_size)
-    if bits == 8:
-        scales = np.abs(blocks).max(axis=-1) / np.float32(127)
-        packed = np.rint(_divided(blocks, scales)) + CENTRE
-        return Blocks(8, block_size, columns, packed.astype(np.uint8), scales, None)
-    scales, zeros = _least_error(blocks)
-    values = np.clip(np.rint(_divided(blocks, scales)) + zeros[..., None], 0, 15).astype(np.uint8)
-    return Blocks(4, block_size, columns, pack(values), scales, pack(zeros.astype(np.uint8)))
+    return padded.reshape(rows, count, block_size)
 
 
-def _least_error(blocks: Floats) -> tuple[Floats, Floats]:
-    """Scales and zero points (rows, blocks) of 4-bit blocks."""
+def least_error(blocks: Floats, importance: Floats | float = 1.0) -> tuple[Floats, Floats]:
+    """Scales and zero points (rows, blocks) of 4-bit blocks; `importance` weighs the squares of errors."""
     low, high = np.minimum(blocks.min(axis=-1), 0), np.maximum(blocks.max(axis=-1), 0)
     best_scale, best_zero = np.zeros_like(low), np.zeros_like(low)
     least = np.full_like(low, np.inf)
     for share in SHARES:
-        scale = (high - low) * np.float32(share / 15)
-        zero = np.clip(np.rint(_divided(-low * np.float32(share), scale)), 0, 15)
-        values = np.clip(np.rint(_divided(blocks, scale)) + zero[..., None], 0, 15)
-        error = np.square((values - zero[..., None]) * scale[..., None] - blocks).sum(axis=-1)
+        scale = (high - low) * np.float32(share / LEVELS)
+        zero = np.clip(np.rint(divided(-low * np.float32(share), scale)), 0, LEVELS)
+        values = np.clip(np.rint(divided(blocks, scale)) + zero[..., None], 0, LEVELS)
+        errors = (values - zero[..., None]) * scale[..., None] - blocks
+        error = (np.square(errors) * importance).sum(axis=-1)
         better = error < least
         best_scale, best_zero = np.where(better, scale, best_scale), np.where(better, zero, best_zero)
-        least = np.minimum(least, error)
+        least = np.where(better, error, least)
     return best_scale, best_zero
 
 
-def _divided(values: Floats, scales: Floats) -> Floats:
+def divided(values: Floats, scales: Floats) -> Floats:
     """`values` over `scales`, whose last axis may lack; 0 where the scale is 0."""
     scales = scales if scales.ndim == values.ndim else scales[..., None]
     quotient: Floats = np.divide(values, scales, out=np.zeros_like(values), where=scales > 0)

@@ -35,9 +35,18 @@ from edgelm_export.operators import FUSED_OPSET, FusedOperators, Operators, Plai
 from edgelm_export.passes import finish
 from edgelm_export.rewriting import MICROSOFT
 from edgelm_export.row_selection import SelectRowsEarly
+from edgelm_export.standard_cache import StandardCachedOperators
+from edgelm_runtime.decoder import CAPACITY
 
 INPUT_IDS, LOGITS_AT, LOGITS = "input_ids", "logits_at", "logits"
 EXTRA_OUTPUTS = ("embeddings", "hidden")
+
+
+CACHED_OPERATORS: dict[str, type[CachedOperators] | type[StandardCachedOperators]] = {
+    "cpu": CachedOperators,
+    "cuda": StandardCachedOperators,
+}
+"""What a graph with a cache is made of, by the `target` that it is fast on. All of them run everywhere."""
 
 
 class GraphModule(nn.Module):
@@ -47,10 +56,11 @@ class GraphModule(nn.Module):
     (input_ids, logits_at, cache_length, past) -> (logits, extra outputs ..., present ...).
     """
 
-    def __init__(self, model: Transformer, operators: Operators, outputs: Sequence[str]) -> None:
+    def __init__(self, model: Transformer, operators: Operators, outputs: Sequence[str], target: str) -> None:
         super().__init__()
         self.model = model
         self.operators = operators
+        self.target = target
         self.outputs = tuple(outputs)
 
     def forward(
@@ -62,7 +72,7 @@ class GraphModule(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         if cache_length is None:
             return self._states(input_ids, logits_at, self.operators)
-        cached = CachedOperators(self.model.config, cache_length, past)
+        cached = CACHED_OPERATORS[self.target](self.model.config, cache_length, past)
         return (*self._states(input_ids, logits_at, cached), *cached.present)
 
     def _states(
@@ -97,17 +107,17 @@ def take_rows(hidden: torch.Tensor, at: torch.Tensor, ids: torch.Tensor) -> torc
 
 
 def build_graph(
-    model: Transformer, opset: int, outputs: Sequence[str] = (), kv_cache: bool = False
+    model: Transformer, opset: int, outputs: Sequence[str] = (), kv_cache: bool = False, target: str = "cpu"
 ) -> ir.Model:
     """The graph of `model` (in eval mode), its weights still those of `model`.
 
     `outputs` are further outputs from EXTRA_OUTPUTS. `opset` is FIRST_OPSET to LAST_OPSET. With `kv_cache` it
-    takes and gives back keys and values, as README.md says.
+    takes and gives back keys and values, as README.md says, by the operators for `target` (CACHED_OPERATORS).
     """
     config = model.config
     fused = opset >= FUSED_OPSET
     operators = FusedOperators(config.position == "rotary") if fused else PlainOperators()
-    module = GraphModule(model, operators, outputs).eval()
+    module = GraphModule(model, operators, outputs, target).eval()
     # Two rows and two positions at least: torch.export would take an axis of 1 for a constant.
     length = min(5, config.context_length)
     example: list[Any] = [torch.zeros(2, length, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)]
@@ -115,7 +125,8 @@ def build_graph(
     axes: list[Any] = [{0: free, 1: free}, {0: free, 1: free}]
     inputs, results = [INPUT_IDS, LOGITS_AT], [LOGITS, *outputs]
     if kv_cache:
-        shape = (2, config.num_kv_heads, 7, cached_head_dim(config.head_dim))
+        width = cached_head_dim(config.head_dim) if target == "cpu" else config.head_dim
+        shape = (2, config.num_kv_heads, 7, width)
         example += [
             torch.zeros(2, dtype=torch.int64),
             [torch.zeros(shape) for _ in range(2 * config.num_layers)],
@@ -130,7 +141,7 @@ def build_graph(
     names = _axis_names(ids, "batch", "sequence") | _axis_names(at, "rows", "positions")
     for value in cache:
         names |= _axis_names(
-            value, *(("batch",) if value.name == CACHE_LENGTH else ("batch", "", "cache", ""))
+            value, *(("batch",) if value.name == CACHE_LENGTH else ("batch", "", "cache" if target == "cpu" else CAPACITY, ""))
         )
     finish(graph, names)
     if not kv_cache:

@@ -7,6 +7,7 @@ what is the same in every layer (masks, positions), which is why they are made f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -71,7 +72,8 @@ class FusedOperators:
         if spec.softcap:
             # Opset 23's text caps scores after masking them, which lets masked tokens through; onnxruntime
             # 1.32 does it the other way round. Spelled out, every runtime agrees.
-            return _spelled_out(query, key, value, spec, self._masks)
+            mask = self._masks(query.shape[2], spec.window, query.device)
+            return spelled_out(query, key, value, spec, mask)
         inputs = [as_rows(query), as_rows(key), as_rows(value)]
         if spec.window:
             inputs.append(self._masks(query.shape[2], spec.window, query.device))
@@ -79,19 +81,14 @@ class FusedOperators:
             "scale": spec.scale, "is_causal": int(not spec.window),
             "q_num_heads": query.shape[1], "kv_num_heads": key.shape[1],
         }  # fmt: skip
-        return as_heads(_one_node("Attention", inputs, attributes, like=inputs[0]), query.shape[1])
+        return as_heads(one_node("Attention", inputs, attributes, like=inputs[0]), query.shape[1])
 
     def rotate_by(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
     ) -> torch.Tensor:
         assert positions is not None
-        attributes: dict[str, Any] = {"num_heads": x.shape[1]}
-        if (turned := 2 * cos.shape[-1]) != x.shape[-1]:
-            attributes["rotary_embedding_dim"] = turned
-        rows = as_rows(x)
-        return as_heads(
-            _one_node("RotaryEmbedding", [rows, cos, sin, positions], attributes, like=rows), x.shape[1]
-        )
+        heads, head_dim = x.shape[1], x.shape[-1]
+        return as_heads(rotary_node(as_rows(x), heads, head_dim, cos, sin, positions), heads)
 
 
 class PlainOperators:
@@ -106,7 +103,8 @@ class PlainOperators:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
-        return _spelled_out(query, key, value, spec, self._masks)
+        mask = self._masks(query.shape[2], spec.window, query.device)
+        return spelled_out(query, key, value, spec, mask)
 
     def rotate_by(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
@@ -124,25 +122,38 @@ def as_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
     return x.unflatten(2, (heads, -1)).transpose(1, 2)
 
 
-def _spelled_out(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec, masks: Masks
+def spelled_out(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec, mask: torch.Tensor
 ) -> torch.Tensor:
+    """Attention of query (B, H, S, D) to key and value (B, KV, T, D) where `mask`, like
+    (B, KV, H / KV, S, T), is true."""
     batch, heads, length, size = query.shape
     kv = key.shape[1]
-    # Heads that share keys stand beside each other: (B, KV, H / KV, T, D) against (B, KV, 1, T, D).
+    # Heads that share keys stand beside each other: (B, KV, H / KV, S, D) against (B, KV, 1, T, D).
     grouped = query.view(batch, kv, heads // kv, length, size)
     scores = grouped * spec.scale @ key[:, :, None].transpose(-1, -2)
     if spec.softcap:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    mask = masks(length, spec.window, query.device)
     weights = torch.where(mask, scores, torch.finfo(scores.dtype).min).softmax(dim=-1)
     return (weights @ value[:, :, None]).view(batch, heads, length, size)
 
 
-def _one_node(
-    name: str, inputs: list[torch.Tensor], attributes: dict[str, Any], like: torch.Tensor
+def rotary_node(
+    x: torch.Tensor, heads: int, head_dim: int, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
+    """ONNX's `RotaryEmbedding` of x, (B, T, heads * head_dim) or (B, heads, T, head_dim), at positions (B, T)."""
+    attributes: dict[str, Any] = {"num_heads": heads}
+    if (turned := 2 * cos.shape[-1]) != head_dim:
+        attributes["rotary_embedding_dim"] = turned
+    return one_node("RotaryEmbedding", [x, cos, sin, positions], attributes, like=x)
+
+
+def one_node(
+    name: str, inputs: Sequence[torch.Tensor | None], attributes: dict[str, Any], like: torch.Tensor,
+    version: int = FUSED_OPSET,
+) -> torch.Tensor:  # fmt: skip
+    """A node of ONNX's own operator `name`, whose one output is like `like`."""
     made: torch.Tensor = torch.onnx.ops.symbolic(
-        name, inputs, attributes, dtype=like.dtype, shape=like.shape, version=FUSED_OPSET
+        name, inputs, attributes, dtype=like.dtype, shape=like.shape, version=version
     )
     return made

@@ -4,7 +4,7 @@
 
 Each peer runs in its own environment, each subject in a process of its own that answers requests (worker.py). In a
 round every subject does the same once, one after the other, so what else the machine does falls on all alike; a ratio
-is the median of the rounds' ratios. A peer or model that is missing is left out with a word. `--install` makes what is
+is the median of the rounds' ratios. Each round continues the text at another place. A peer or model that is missing is left out with a word. `--install` makes what is
 missing first (gigabytes of packages, and a compiler for llama.cpp: a quarter of an hour).
 """
 
@@ -28,6 +28,7 @@ from install import ROOT, Unavailable, install, prepare, python_of
 
 HERE = Path(__file__).parent
 WINDOWS, WINDOW = 8, 512  # of the text, for perplexity
+STRIDE = 500  # tokens: each round continues the text at another place, which is the same for all
 HIGHER_IS_BETTER = {"decode"}
 
 
@@ -71,7 +72,8 @@ class Worker:
 
 
 def generate(worker: Worker, case: Case, ids: list[int]) -> list[float]:
-    prompt = ids[100:116] * (case.prompt // 16) if case.repetitive else ids[: case.prompt]
+    """When each token of a continuation of the first `ids` came, in seconds."""
+    prompt = ids[:16] * (case.prompt // 16) if case.repetitive else ids[: case.prompt]
     seconds: list[float] = worker.ask(do="generate", ids=prompt, count=case.count)["seconds"]
     return seconds
 
@@ -123,7 +125,8 @@ def measure(case: Case, work: Path, threads: int, rounds: int) -> dict[str, dict
     for number in range(1 if once else rounds + 1):
         for subject, worker in list(workers.items()):
             try:
-                value = KINDS[case.kind](worker, case, _ids(subject, work))
+                ids = _ids(subject, work)
+                value = KINDS[case.kind](worker, case, ids[number * STRIDE % (len(ids) // 2) :])
             except Unavailable as error:
                 results[subject.name] = {"left_out": str(error)}
                 del workers[subject]
