@@ -17,8 +17,12 @@ from edgelm.cli.quantize_command import precision_options
     help="The file to write; one that is there is replaced. [the source's name, .onnx]",
 )  # fmt: skip
 @click.option("--kv-cache", is_flag=True, help="Add a cache of keys and values, for decoding step by step.")
+@click.option(
+    "--target", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+    help="Where the file with a cache is to run.",
+)  # fmt: skip
 @click.option("--outputs", default="", metavar="NAMES", help="Further outputs, of embeddings,hidden.")
-@click.option("--opset", type=int, default=23, show_default=True, help="ONNX opset, 18 to 25.")
+@click.option("--opset", type=int, help="ONNX opset, 18 to 25. [23; with --target cuda 24]")
 @click.option("--atol", type=float, help="Largest difference to PyTorch's logits. [1e-4 of the largest]")
 @click.option("--tokenizer", metavar="PATH|NAME", help="A tokenizer in the place of the source's own.")
 @click.option(

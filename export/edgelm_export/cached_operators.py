@@ -4,8 +4,8 @@ It writes the new keys and values into the cache (in place where past and presen
 queries and keys by their position, and attends to what is valid. Opset 24's `TensorScatter` and `Attention`
 do the same with standard operators, but `Attention` works through the whole buffer whatever is in it: one
 step at 64 tokens in a buffer of 1024 took 100 us per layer against 12, a pass of 128 tokens 1.8 ms against
-0.37 (one thread of an EPYC with AVX-512, onnxruntime 1.32, 9 heads on 3, 2026-11-29). README.md has the
-contract of the graph.
+0.37 (one thread of an EPYC with AVX-512, onnxruntime 1.32, 9 heads on 3, 2026-11-29); `standard_cache.py` has
+them for devices that lack this operator. README.md has the contract of the graph.
 """
 
 from __future__ import annotations
@@ -34,17 +34,20 @@ def present_names(num_layers: int) -> list[str]:
     return [f"present.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
 
 
-def cached_head_dim(head_dim: int) -> int:
-    """Features per head in the cache: the operator wants a multiple of 8, and zeros change nothing."""
-    return -(-head_dim // 8) * 8
-
-
 class CachedOperators:
     """`attend` and `rotate_by` for one trace over new tokens (B, S) behind a cache.
 
     `past` are keys and values (B, KV, C, D) of each layer in turn; `present` collects what the graph returns
     for them, in the same order.
     """
+
+    axis = "cache"
+    """Name of the axis of `past` that tokens are on."""
+
+    @staticmethod
+    def head_dim(head_dim: int) -> int:
+        """Features per head in the cache: the operator wants a multiple of 8, and zeros change nothing."""
+        return -(-head_dim // 8) * 8
 
     def __init__(self, config: ModelConfig, cache_length: torch.Tensor, past: Sequence[torch.Tensor]) -> None:
         # The operator rotates features in groups of 16; others are rotated in front of it.
@@ -76,7 +79,7 @@ class CachedOperators:
         assert self._lengths is not None
         past_key, past_value = self._past[2 * spec.layer : 2 * spec.layer + 2]
         head_dim = query.shape[-1]
-        if lacking := cached_head_dim(head_dim) - head_dim:
+        if lacking := self.head_dim(head_dim) - head_dim:
             query, key, value = (functional.pad(x, (0, lacking)) for x in (query, key, value))
         rows = as_rows(query)
         attributes: dict[str, Any] = {

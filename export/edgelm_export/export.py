@@ -13,12 +13,13 @@ from edgelm.model import Transformer
 from edgelm.model.decoder import TorchDecoder
 from edgelm_export.cached_operators import CACHE_LENGTH
 from edgelm_export.golden import golden_prompts, golden_vectors
-from edgelm_export.graph import EXTRA_OUTPUTS, build_graph
+from edgelm_export.graph import CACHED_OPERATORS, EXTRA_OUTPUTS, build_graph
 from edgelm_export.metadata import graph_facts, model_entries, seal
 from edgelm_export.operators import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
 from edgelm_export.parity import ParityReport, compare, make_cases, torch_answer
 from edgelm_export.quality import Quality, calibration, compare_answers
 from edgelm_export.quantize import check_precision, quantize
+from edgelm_export.standard_cache import STATIC_CACHE_OPSET
 from edgelm_export.trimming import evaluating, trimmed
 from edgelm_export.writer import new_file, scratch_folder, write_graph
 from edgelm_runtime.decoder import RecomputeDecoder
@@ -41,36 +42,40 @@ def export_checkpoint(
     *,
     dtype: str = "fp32",
     kv_cache: bool = False,
+    target: str = "cpu",
     outputs: Sequence[str] = (),
-    opset: int = FUSED_OPSET,
+    opset: int | None = None,
     atol: float | None = None,
     report: Report = lambda line: None,
     **options: Any,
 ) -> ParityReport:
     """Write `checkpoint` as the model file `path`, replacing a file that is there.
 
-    `kv_cache`: with a cache of keys and values, as README.md says. `outputs`: further graph outputs, of
-    `embeddings` and `hidden`. `opset`: 18 to 25; below 23 attention is spelled out for runtimes without the
-    operator. `atol`: largest difference to PyTorch's logits that is allowed (default: 1e-4 of the largest
-    logit). For a `dtype` other than fp32 the fp32 graph is compared with PyTorch first and then quantised,
-    by `options`, which are those of `quantize`. `report` is told what is going on, a line at a time.
+    `kv_cache`: with a cache of keys and values, as README.md says, by operators that `target` has kernels for: cpu
+    or cuda. `outputs`: further graph outputs, of `embeddings` and `hidden`. `opset`: 18 to 25, by default 23, or 24
+    for a cache on cuda; below 23 attention is spelled out for runtimes without the operator. `atol`: largest
+    difference to PyTorch's logits that is allowed (default: 1e-4 of the largest logit). For a `dtype` other than fp32
+    the fp32 graph is compared with PyTorch first and then quantised, by `options`, which are those of `quantize`.
+    `report` is told what is going on, a line at a time.
 
     Raises ExportError where the graph does not agree with PyTorch, OutputError where the file cannot be
     written, OptionError for a bad option; then no file appears and one that was there stays.
     """
-    _check_options(outputs, opset, atol)
+    _check_options(outputs, atol)
+    _check_target(target, kv_cache, dtype)
+    opset = _opset(opset, target)
     if dtype == "fp32":
-        return _export_fp32(checkpoint, path, kv_cache, outputs, opset, atol, report)
+        return _export_fp32(checkpoint, path, kv_cache, target, outputs, opset, atol, report)
     check_precision(dtype, **options)
     with scratch_folder(path) as folder:
         exact = folder / path.name
-        parity = _export_fp32(checkpoint, exact, kv_cache, outputs, opset, atol, report)
+        parity = _export_fp32(checkpoint, exact, kv_cache, target, outputs, opset, atol, report)
         quantize(exact, path, dtype, report=report, **options)
     return parity
 
 
 def _export_fp32(
-    checkpoint: Checkpoint, path: Path, kv_cache: bool, outputs: Sequence[str], opset: int,
+    checkpoint: Checkpoint, path: Path, kv_cache: bool, target: str, outputs: Sequence[str], opset: int,
     atol: float | None, report: Report,
 ) -> ParityReport:  # fmt: skip
     model = trimmed(checkpoint)
@@ -79,7 +84,7 @@ def _export_fp32(
     prompts = golden_prompts(checkpoint.tokenizer, config.context_length, config.vocab_size)
     with new_file(path) as new:
         report(f"tracing {config.num_layers} layers, opset {opset}")
-        graph = build_graph(model, opset, outputs, kv_cache)
+        graph = build_graph(model, opset, outputs, kv_cache, target)
         sidecar = write_graph(graph, new)
         report("comparing with PyTorch")
         with evaluating(checkpoint.model) as reference:
@@ -148,11 +153,34 @@ def _open(path: Path, optimize: bool) -> Session:
     return Session(path, "cpu", optimize=optimize)
 
 
-def _check_options(outputs: Sequence[str], opset: int, atol: float | None) -> None:
+def _check_options(outputs: Sequence[str], atol: float | None) -> None:
     for name in outputs:
         if name not in EXTRA_OUTPUTS:
             raise OptionError(f"there is no output {name!r}", f"choose from {', '.join(EXTRA_OUTPUTS)}")
-    if not FIRST_OPSET <= opset <= LAST_OPSET:
-        raise OptionError(f"opset {opset} is not supported", f"choose from {FIRST_OPSET} to {LAST_OPSET}")
     if atol is not None and not atol > 0:
         raise OptionError(f"atol is {atol}", "give a number above 0")
+
+
+def _check_target(target: str, kv_cache: bool, dtype: str) -> None:
+    if target not in CACHED_OPERATORS:
+        raise OptionError(f"there is no target {target!r}", f"choose from {', '.join(CACHED_OPERATORS)}")
+    if target == "cpu":
+        return
+    if not kv_cache:
+        raise OptionError(
+            f"the target {target} is for a cache", "add --kv-cache; a file without one runs everywhere"
+        )
+    if dtype not in ("fp32", "fp16"):
+        # Their weights and caches are made for `GroupQueryAttention` and the CPU's kernels.
+        raise OptionError(f"there is no {dtype} file with a cache for {target}", "choose fp32 or fp16")
+
+
+def _opset(opset: int | None, target: str) -> int:
+    """The opset asked for, or what `target` wants."""
+    first = FIRST_OPSET if target == "cpu" else STATIC_CACHE_OPSET
+    if opset is None:
+        return max(first, FUSED_OPSET)
+    if not first <= opset <= LAST_OPSET:
+        which = "" if target == "cpu" else f" for a cache on {target}"
+        raise OptionError(f"opset {opset} is not supported{which}", f"choose from {first} to {LAST_OPSET}")
+    return opset

@@ -26,7 +26,6 @@ from edgelm.model import Transformer
 from edgelm_export.cached_operators import (
     CACHE_LENGTH,
     CachedOperators,
-    cached_head_dim,
     past_names,
     present_names,
 )
@@ -36,7 +35,6 @@ from edgelm_export.passes import finish
 from edgelm_export.rewriting import MICROSOFT
 from edgelm_export.row_selection import SelectRowsEarly
 from edgelm_export.standard_cache import StandardCachedOperators
-from edgelm_runtime.decoder import CAPACITY
 
 INPUT_IDS, LOGITS_AT, LOGITS = "input_ids", "logits_at", "logits"
 EXTRA_OUTPUTS = ("embeddings", "hidden")
@@ -46,7 +44,7 @@ CACHED_OPERATORS: dict[str, type[CachedOperators] | type[StandardCachedOperators
     "cpu": CachedOperators,
     "cuda": StandardCachedOperators,
 }
-"""What a graph with a cache is made of, by the `target` that it is fast on. All of them run everywhere."""
+"""What attends to a cache, by the `target` that has kernels for it. (The CPU has kernels for both.)"""
 
 
 class GraphModule(nn.Module):
@@ -60,7 +58,7 @@ class GraphModule(nn.Module):
         super().__init__()
         self.model = model
         self.operators = operators
-        self.target = target
+        self.cached_operators = CACHED_OPERATORS[target]
         self.outputs = tuple(outputs)
 
     def forward(
@@ -72,7 +70,7 @@ class GraphModule(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         if cache_length is None:
             return self._states(input_ids, logits_at, self.operators)
-        cached = CACHED_OPERATORS[self.target](self.model.config, cache_length, past)
+        cached = self.cached_operators(self.model.config, cache_length, past)
         return (*self._states(input_ids, logits_at, cached), *cached.present)
 
     def _states(
@@ -125,8 +123,7 @@ def build_graph(
     axes: list[Any] = [{0: free, 1: free}, {0: free, 1: free}]
     inputs, results = [INPUT_IDS, LOGITS_AT], [LOGITS, *outputs]
     if kv_cache:
-        width = cached_head_dim(config.head_dim) if target == "cpu" else config.head_dim
-        shape = (2, config.num_kv_heads, 7, width)
+        shape = (2, config.num_kv_heads, 7, CACHED_OPERATORS[target].head_dim(config.head_dim))
         example += [
             torch.zeros(2, dtype=torch.int64),
             [torch.zeros(shape) for _ in range(2 * config.num_layers)],
@@ -140,9 +137,8 @@ def build_graph(
     ids, at, *cache = graph.graph.inputs
     names = _axis_names(ids, "batch", "sequence") | _axis_names(at, "rows", "positions")
     for value in cache:
-        names |= _axis_names(
-            value, *(("batch",) if value.name == CACHE_LENGTH else ("batch", "", "cache" if target == "cpu" else CAPACITY, ""))
-        )
+        past_axes = ("batch", "", CACHED_OPERATORS[target].axis, "")
+        names |= _axis_names(value, *(("batch",) if value.name == CACHE_LENGTH else past_axes))
     finish(graph, names)
     if not kv_cache:
         SelectRowsEarly()(graph)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgelm_export.quality import Calibration
 from edgelm_export.rewriting import constant
-from edgelm_runtime.decoder import empty_cache
+from edgelm_runtime.decoder import empty_cache, past_names
 from edgelm_runtime.session import Session
 
 LEVELS = 127
@@ -32,11 +32,11 @@ Ranges = Mapping[str, NDArray[np.float32]]
 
 def cache_ranges(session: Session, text: Calibration, rotary_dim: int) -> Ranges:
     """What the float32 graph of `session`, with a cache, puts into it on `text`."""
-    pasts = [name for name in session.inputs if name.startswith("past_key_values.")]
+    pasts = past_names(session.inputs)
     presents = [name.replace("past_key_values", "present") for name in pasts]
     ranges: dict[str, NDArray[np.float32]] = {}
     for window in text.windows:
-        feeds = {"input_ids": window[None], **empty_cache(session.inputs, 1)}
+        feeds = {"input_ids": window[None], **empty_cache(session.inputs, 1, len(window))}
         for name, states in zip(pasts, session.run(presents, feeds), strict=True):
             sizes = np.abs(states[0])
             if name.endswith(".key"):

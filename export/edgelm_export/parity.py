@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm_export.cached_operators import CACHE_LENGTH
-from edgelm_runtime.decoder import padded
+from edgelm_runtime.decoder import empty_cache, needs_room, padded, past_names
 from edgelm_runtime.errors import ExportError
 from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.session import Session, empty_like_input
+from edgelm_runtime.session import Session
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -199,7 +199,7 @@ def consistency(path: Path, model: ModelFile, paired: bool) -> ParityReport:
     alone = Session(path, "cpu")
 
     def answer(row: Ids, at: Ids) -> Floats:
-        feeds = {"input_ids": row[None], "logits_at": at[None], **no_cache(alone, 1)}
+        feeds = {"input_ids": row[None], "logits_at": at[None], **empty_cache(alone.inputs, 1, len(row))}
         logits: Floats = alone.run(["logits"], feeds)[0][0]
         return logits
 
@@ -213,18 +213,11 @@ def consistency(path: Path, model: ModelFile, paired: bool) -> ParityReport:
     )
 
 
-def no_cache(session: Session, batch: int) -> dict[str, NDArray[Any]]:
-    """What a graph with a cache is fed to run without one; nothing for others."""
-    past = {name: info for name, info in session.inputs.items() if name.startswith("past_key_values.")}
-    lengths = {CACHE_LENGTH: np.zeros(batch, np.int64)} if past else {}
-    return lengths | {name: empty_like_input(info, batch) for name, info in past.items()}
-
-
 def _whole(session: Session, case: Case) -> Floats:
     ids = padded(case.rows)
     # Every other case counts positions from the end, which the graph must understand as well.
     at = case.at - ids.shape[1] if ids.shape[1] % 2 else case.at
-    feeds = {"input_ids": ids, "logits_at": at, **no_cache(session, len(ids))}
+    feeds = {"input_ids": ids, "logits_at": at, **empty_cache(session.inputs, *ids.shape)}
     logits: Floats = session.run(["logits"], feeds)[0]
     return logits
 
@@ -236,8 +229,11 @@ def _in_pieces(session: Session, case: Case) -> Floats:
     the cache's contract demands.
     """
     (row,) = case.rows
-    past = no_cache(session, 1)
-    names = [name for name in past if name != CACHE_LENGTH]
+    past = empty_cache(session.inputs, 1, len(row))
+    names = past_names(session.inputs)
+    whole = needs_room(
+        session.inputs
+    )  # a buffer for the whole row goes in and out; otherwise what is valid of it
     outputs = ["logits", *(name.replace("past_key_values", "present") for name in names)]
     found: list[Floats] = []
     start = 0
@@ -256,9 +252,8 @@ def _in_pieces(session: Session, case: Case) -> Floats:
             found[-1] = np.concatenate([found[-1][:, :-1], logits[1:]], axis=1)
         found.append(logits[:1])
         start += piece
-        past = dict(zip(names, (value[:1, :, :start] for value in present), strict=True)) | {
-            CACHE_LENGTH: np.array([start])
-        }
+        kept = (value[:1] if whole else value[:1, :, :start] for value in present)
+        past = dict(zip(names, kept, strict=True)) | {CACHE_LENGTH: np.array([start])}
     return np.concatenate(found, axis=1)
 
 

@@ -1,7 +1,8 @@
 """One key-value cache: buffers that the graph updates in place, and the token ids that they stand for.
 
 A cache has a slot for each row of a batch. All layers' keys and values lie in arrays (slots, kv_heads, capacity,
-head_dim) that are input and output of the graph at once, bound by address, so a step copies nothing. What lies behind a
+head_dim) that are input and output of the graph at once, bound by address, so a step copies nothing
+(`buffers.py` has them where the graph is computed). What lies behind a
 slot's ids is never read, and a slot is shortened by forgetting ids.
 
 Rows with one new token each are one run; others run one at a time, since the attention operator takes chunks
@@ -12,14 +13,15 @@ a step is computed like a longer chunk; their rows all run one at a time, and th
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import Logits
-from edgelm_runtime.session import Session, empty_like_input
+from edgelm_runtime.buffers import Buffer, cache_device, make_buffer, place
+from edgelm_runtime.decoder import Logits, past_names
+from edgelm_runtime.session import Session, past_states
 
 Ids = NDArray[np.int64]
 
@@ -33,11 +35,9 @@ class Cache:
     def __init__(self, session: Session, context_length: int) -> None:
         self._session = session
         self._context_length = context_length
-        self._past = {
-            name: empty_like_input(info, 0)
-            for name, info in session.inputs.items()
-            if name.startswith("past_key_values.")
-        }
+        self._device = cache_device(session)
+        self._past: dict[str, Buffer] = {}
+        self._slots = self._capacity = 0  # the size of each buffer
         facts = json.loads(session.metadata.get("edgelm.graph", "{}"))
         self._spare = int(facts.get("cache_spare", 0))
         self._ids: list[Ids] = []
@@ -85,20 +85,21 @@ class Cache:
 
     def _make_room(self, slots: int, length: int) -> None:
         """Buffers for `slots` rows of `length` tokens; larger ones take over what the old ones hold."""
-        old_slots, _, old_capacity, _ = next(iter(self._past.values())).shape
-        if slots <= old_slots and length + self._spare <= old_capacity:
+        if slots <= self._slots and length + self._spare <= self._capacity:
             return
-        capacity = max(old_capacity, SMALLEST_CAPACITY)
+        capacity = max(self._capacity, SMALLEST_CAPACITY)
         while capacity < length + self._spare:
             capacity *= 2
         capacity = min(capacity, self._context_length + self._spare)
-        slots = max(slots, old_slots)
+        slots = max(slots, self._slots)
         self._runs.clear()
-        for name, old in self._past.items():
-            _, heads, _, width = old.shape
-            new = np.zeros((slots, heads, capacity, width), old.dtype)
-            new[:old_slots, :, :old_capacity] = old
-            self._past[name] = new
+        inputs = self._session.inputs
+        for name in past_names(inputs):
+            states = past_states(inputs[name], slots, capacity)
+            if name in self._past:
+                states[: self._slots, :, : self._capacity] = self._past[name].states()
+            self._past[name] = make_buffer(states, self._device)
+        self._slots, self._capacity = slots, capacity
 
     def _arrange(self, rows: Sequence[Ids]) -> None:
         """Move slots so that row i finds its own in slot i."""
@@ -111,7 +112,7 @@ class Cache:
 
     def _copy(self, source: int, target: int, length: int) -> None:
         for buffer in self._past.values():
-            buffer[target, :, :length] = buffer[source, :, :length]
+            buffer.copy_slot(source, target, length)
 
     def _shorten(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[bool]:
         """Leave in each slot what its row begins with, short of the tokens whose logits are wanted.
@@ -156,8 +157,7 @@ class Cache:
             self._raw = self._session.raw
             self._runs.clear()
         if (first, last) not in self._runs:
-            slots = {name: buffer[first:last] for name, buffer in self._past.items()}
-            self._runs[first, last] = BoundRun(self._session, slots)
+            self._runs[first, last] = BoundRun(self._session, self._past, first, last)
         return self._runs[first, last]
 
 
@@ -167,16 +167,17 @@ class BoundRun:
     A run binds no more than what differs from the run before it: nothing at all from one single token to the next.
     """
 
-    def __init__(self, session: Session, past: dict[str, NDArray[Any]]) -> None:
+    def __init__(self, session: Session, past: Mapping[str, Buffer], first: int, last: int) -> None:
         self._session = session
         self._binding = session.raw.io_binding()
-        self._past = past  # bound by address, so it must not go away before the binding
+        self._past = dict(past)  # bound by address, so they must not go away before the binding
         for name, buffer in past.items():
-            self._binding.bind_input(name, *_place(buffer))
-            self._binding.bind_output(name.replace("past_key_values.", "present."), *_place(buffer))
-        rows = len(next(iter(past.values())))
+            where = buffer.place(first, last)
+            self._binding.bind_input(name, *where)
+            self._binding.bind_output(name.replace("past_key_values.", "present."), *where)
+        rows = last - first
         self._lengths = np.zeros(rows, np.int64)
-        self._binding.bind_input("cache_length", *_place(self._lengths))
+        self._binding.bind_input("cache_length", *place(self._lengths))
         self._ids = np.zeros((rows, 0), np.int64)
         self._at = np.zeros((1, 0), np.int64)
         vocab_size: Any = session.outputs["logits"].shape[-1]
@@ -186,22 +187,17 @@ class BoundRun:
         """Append ids (B, S) to slots that hold `lengths` tokens; logits (B, count, vocab) at the last positions."""
         if ids.shape != self._ids.shape:
             self._ids = np.zeros_like(ids)
-            self._binding.bind_input("input_ids", *_place(self._ids))
+            self._binding.bind_input("input_ids", *place(self._ids))
         if count != self._at.shape[1]:
             self._at = np.arange(-count, 0, dtype=np.int64)[None]
-            self._binding.bind_input("logits_at", *_place(self._at))
+            self._binding.bind_input("logits_at", *place(self._at))
             self._logits = np.zeros((len(ids), count, self._logits.shape[-1]), np.float32)
-            self._binding.bind_output("logits", *_place(self._logits))
+            self._binding.bind_output("logits", *place(self._logits))
         self._ids[:] = ids
         self._lengths[:] = lengths
         self._session.run_bound(self._binding)
         logits: NDArray[np.float32] = self._logits.copy()
         return logits
-
-
-def _place(array: NDArray[Any]) -> tuple[Any, ...]:
-    """An array's memory as an I/O binding wants to be told it. (The shorter call refuses inputs with a default.)"""
-    return "cpu", 0, array.dtype.type, array.shape, array.ctypes.data
 
 
 def common_prefix(one: Ids, other: Ids) -> int:

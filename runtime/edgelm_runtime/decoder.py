@@ -14,10 +14,13 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.session import Session, TensorInfo, empty_like_input
+from edgelm_runtime.session import Session, TensorInfo, past_states
 
 Ids = NDArray[np.int64]
 Logits = NDArray[np.floating[Any]]
+
+CAPACITY = "capacity"
+"""Name of the cache's axis in graphs that write new tokens into it, and so want room for them, also without a past."""
 
 
 class Decoder(Protocol):
@@ -41,10 +44,11 @@ class RecomputeDecoder:
         self._inputs = session.inputs
 
     def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        ids = padded(rows)
         feeds: dict[str, NDArray[Any]] = {
-            "input_ids": padded(rows),
+            "input_ids": ids,
             "logits_at": last_positions(rows, counts),
-            **empty_cache(self._inputs, len(rows)),
+            **empty_cache(self._inputs, *ids.shape),
         }
         logits = self._session.run(("logits",), feeds)[0]
         ends = zip(logits, counts, strict=True)
@@ -69,20 +73,30 @@ class ForeignDecoder:
             feeds["attention_mask"] = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
         if "position_ids" in self._inputs:
             feeds["position_ids"] = np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
-        feeds |= empty_cache(self._inputs, len(rows))
+        feeds |= empty_cache(self._inputs, *ids.shape)
         logits = self._session.run(("logits",), feeds)[0]
         ends = zip(logits, lengths, counts, strict=True)
         return [row[length - count : length, : self.vocab_size] for row, length, count in ends]
 
 
-def empty_cache(inputs: Mapping[str, TensorInfo], batch: int) -> dict[str, NDArray[Any]]:
-    """What a graph with a cache wants to be fed to run without one: a past of no tokens. Empty for other graphs."""
-    feeds = {
-        name: empty_like_input(info, batch)
-        for name, info in inputs.items()
-        if name.startswith("past_key_values.")
-    }
+def empty_cache(inputs: Mapping[str, TensorInfo], batch: int, length: int = 0) -> dict[str, NDArray[Any]]:
+    """What a graph with a cache wants to be fed to run without one: a past of no tokens. Empty for other graphs.
+
+    `length` is that of the ids (batch, length) fed beside it, and matters where the graph `needs_room`.
+    """
+    room = length if needs_room(inputs) else 0
+    feeds = {name: past_states(inputs[name], batch, room) for name in past_names(inputs)}
     return {**feeds, "cache_length": np.zeros(batch, np.int64)} if "cache_length" in inputs else feeds
+
+
+def needs_room(inputs: Mapping[str, TensorInfo]) -> bool:
+    """Whether a graph with these inputs writes into its cache by standard operators (CAPACITY)."""
+    return "cache_length" in inputs and any(CAPACITY in inputs[name].shape for name in past_names(inputs))
+
+
+def past_names(inputs: Mapping[str, TensorInfo]) -> list[str]:
+    """The inputs that are a past."""
+    return [name for name in inputs if name.startswith("past_key_values.")]
 
 
 def padded(rows: Sequence[Ids]) -> Ids:

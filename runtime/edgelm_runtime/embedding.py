@@ -46,10 +46,11 @@ def embed_rows(
 
 def _states(session: Session, rows: Sequence[NDArray[np.int64]], layer: Layer) -> list[Floats]:
     """States (T, width) of each row. Asking for the logits of no position leaves the head out."""
+    ids = padded(rows)
     feeds = {
-        "input_ids": padded(rows),
+        "input_ids": ids,
         "logits_at": np.zeros((1, 0), np.int64),
-        **empty_cache(session.inputs, len(rows)),
+        **empty_cache(session.inputs, *ids.shape),
     }
     output = session.run((layer,), feeds)[0]
     return [state[: len(row)].astype(np.float32) for state, row in zip(output, rows, strict=True)]

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
+from edgelm_runtime.buffers import cache_device
 from edgelm_runtime.cached import CachedDecoder
 from edgelm_runtime.decoder import Decoder, ForeignDecoder, RecomputeDecoder
 from edgelm_runtime.errors import ModelFileError, OptionError
@@ -34,7 +35,8 @@ def load(
 
     `provider`: auto, cpu, cuda, or another that this onnxruntime has. `threads`: default is what the process
     may use. `decode`: `recompute` the window at every step, go on from what is `cached` (needs a file with a cache),
-    or `auto`: the cache, where there is one and the CPU runs. `tokenizer` is for model files that have none;
+    or `auto`: the cache, where there is one and it lies where it is
+    computed with. `tokenizer` is for model files that have none;
     with `context_length`, in tokens, a plain ONNX language model without edgelm's metadata runs too.
 
     Raises ModelFileError where the file is missing, damaged or of a newer format, ProviderError where the
@@ -64,8 +66,8 @@ def choose_decoder(decode: Decode, session: Session, info: ModelFile, name: str)
         raise OptionError(
             f"decode is 'cached', and {name} was exported without a cache", "export it with --kv-cache"
         )
-    # The cache lies in the CPU's memory: to another device it would travel at every step.
-    pays = has_cache and session.provider.startswith("CPU")
+    # From the memory of this process to another device the cache would travel at every step.
+    pays = has_cache and (session.provider.startswith("CPU") or cache_device(session) is not None)
     if decode == "cached" or (decode == "auto" and pays):
         return CachedDecoder(session, info.context_length, info.vocab_size)
     return RecomputeDecoder(session, info.context_length, info.vocab_size)

@@ -79,6 +79,11 @@ class Session:
         return str(self.raw.get_providers()[0])
 
     @property
+    def device(self) -> str | None:
+        """The device with memory of its own that computes, as I/O bindings call it; None for the CPU."""
+        return "cuda" if self.provider == "CUDA" + SUFFIX else None
+
+    @property
     def inputs(self) -> dict[str, TensorInfo]:
         """The graph's inputs, those with a default value included, by name."""
         required = self.raw.get_inputs()
@@ -275,8 +280,12 @@ def _one_line(error: Exception) -> str:
 PAST_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 
 
-def empty_like_input(info: TensorInfo, batch: int) -> NDArray[Any]:
-    """An array of no elements for a past-state input: its first axis is the batch, other free axes are 0."""
-    dtype = PAST_TYPES[info.type]
-    shape = [batch, *(size if isinstance(size, int) else 0 for size in info.shape[1:])]
-    return np.zeros(shape, dtype)
+def past_states(info: TensorInfo, batch: int, length: int) -> NDArray[Any]:
+    """Zeros for a past-state input: its first axis is the batch, other free axes are `length`."""
+    shape = [batch, *(size if isinstance(size, int) else length for size in info.shape[1:])]
+    return np.zeros(shape, PAST_TYPES[info.type])
+
+
+def on_device(array: NDArray[Any], device: str) -> Any:
+    """A copy of `array` in the memory of `device` (`cpu`, `cuda`), as onnxruntime's `OrtValue`."""
+    return ort.OrtValue.ortvalue_from_numpy(array, device, 0)
