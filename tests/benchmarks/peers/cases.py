@@ -57,7 +57,7 @@ LLAMA_SCORES = Subject("llama-cpp-python Q4_1", "llama", "llama", GGUF, {"logits
 
 
 def genai(model: str) -> Subject:
-    return Subject(f"onnxruntime-genai {model[-4:]}", "genai", "genai", model)
+    return Subject(f"onnxruntime-genai {model.removeprefix('smollm2-genai-')}", "genai", "genai", model)
 
 
 INT4, FP32, INT8 = "smollm2-int4-cache.onnx", "smollm2-fp32-cache.onnx", "smollm2-int8.onnx"
@@ -69,7 +69,8 @@ EAGER = Subject("PyTorch eager", "edgelm", "eager", "smollm2-checkpoint")
 CASES = (
     Case(
         "decoding with a cache, 4-bit, tokens/s", "decode",
-        (edgelm(INT4, "int4"), edgelm(INT4, "int4 with lookup", lookup="auto"), genai("smollm2-genai-int4"), LLAMA),
+        (edgelm(INT4, "int4"), edgelm(INT4, "int4 with lookup", lookup="auto"), genai("smollm2-genai-int4"),
+         genai("smollm2-genai-int4-k_quant_mixed"), LLAMA),
         goals=(
             Goal("edgelm int4", "onnxruntime-genai int4", 1.8), Goal("edgelm int4", "llama-cpp-python Q4_1", 1.6),
             Goal("edgelm int4 with lookup", "onnxruntime-genai int4", 1.8),
@@ -131,7 +132,8 @@ CASES = (
     ),
     Case(
         "perplexity", "perplexity",
-        (edgelm(INT4, "int4"), edgelm(INT8, "int8"), edgelm(FP32, "fp32"), LLAMA_SCORES, genai("smollm2-genai-int4")),
+        (edgelm(INT4, "int4"), edgelm(INT8, "int8"), edgelm(FP32, "fp32"), LLAMA_SCORES,
+         genai("smollm2-genai-int4"), genai("smollm2-genai-int4-k_quant_mixed")),
         goals=(Goal("edgelm int4", LLAMA.name, 1 / 1.01),),
     ),
 )  # fmt: skip

@@ -96,10 +96,10 @@ def _ten_million(work: Path, models: Path, target: Path) -> None:
     )
 
 
-def _genai(source: str, precision: str) -> Callable[[Path, Path, Path], None]:
+def _genai(source: str, precision: str, *options: str) -> Callable[[Path, Path, Path], None]:
     def make(work: Path, models: Path, target: Path) -> None:
-        builder = [str(python_of(work, "genai")), "-m", "onnxruntime_genai.models.builder"]
-        _run([*builder, "-m", str(models / source), "-o", str(target), "-p", precision, "-e", "cpu"])
+        builder = [str(python_of(work, "genai")), "-m", "onnxruntime_genai.models.builder", "-e", "cpu"]
+        _run([*builder, "-m", str(models / source), "-o", str(target), "-p", precision, *options])
 
     return make
 
@@ -150,6 +150,7 @@ RECIPES: dict[str, Callable[[Path, Path, Path], None]] = {
     SMOL: _hugging_face,
     TEN: _ten_million,
     "smollm2-genai-int4": _genai(SMOL, "int4"),
+    "smollm2-genai-int4-k_quant_mixed": _genai(SMOL, "int4", "--extra_options", "algo_config=k_quant_mixed"),
     "smollm2-genai-fp32": _genai(SMOL, "fp32"),
     "smollm2-optimum": _optimum(SMOL),
     "smollm2-checkpoint": _checkpoint(GGUF),

@@ -4,8 +4,9 @@
 
 Each peer runs in its own environment, each subject in a process of its own that answers requests (worker.py). In a
 round every subject does the same once, one after the other, so what else the machine does falls on all alike; a ratio
-is the median of the rounds' ratios. Each round continues the text at another place. A peer or model that is missing is left out with a word. `--install` makes what is
-missing first (gigabytes of packages, and a compiler for llama.cpp: a quarter of an hour).
+is the median of the rounds' ratios. Each round continues the text at another place. A peer or model that is missing
+is left out with a word. `--install` makes what is missing first (gigabytes of packages, and a compiler for llama.cpp:
+a quarter of an hour).
 """
 
 from __future__ import annotations
