@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 
 from edgelm_export import export_checkpoint
 from edgelm_runtime import LanguageModel, load
+from edgelm_runtime.buffers import DeviceBuffer, HostBuffer, cache_device, make_buffer
 from edgelm_runtime.cache import BoundRun
 from edgelm_runtime.cached import MOST_CACHES, CachedDecoder
 from edgelm_runtime.decoder import RecomputeDecoder
 from edgelm_runtime.errors import ClosedError, OptionError
+from edgelm_runtime.loading import choose_decoder
 from edgelm_runtime.model_file import read_model_file
 from edgelm_runtime.session import Session
 from tests.small_models import small_checkpoint
@@ -25,7 +28,7 @@ from tests.small_models import small_checkpoint
 ARCHITECTURES = [
     "gpt2", "grouped heads", "windows", "soft caps", "parallel",
     "int8 of gpt2", "int8 of grouped heads", "int8 of windows", "int8 of soft caps", "int8 of parallel",
-    "int8, fp32 of gpt2",
+    "int8, fp32 of gpt2", "cuda of gpt2", "cuda of windows", "cuda of soft caps", "cuda of parallel",
 ]  # fmt: skip
 CONTEXT = 48
 Ids = NDArray[np.int64]
@@ -37,10 +40,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     folder = tmp_path_factory.mktemp("cached")
 
     def exported(name: str) -> Path:
-        """In front of the name: precision of the weights, in blocks of 8 bits, and of the cache."""
+        """In front of the name: precision of the weights, in blocks of 8 bits, and of the cache; or the target."""
         path = folder / f"{name}.onnx"
         if not path.exists():
             precision, _, architecture = name.rpartition(" of ")
+            target, precision = ("cuda", "") if precision == "cuda" else ("cpu", precision)
             dtype, _, cache_dtype = precision.partition(", ")
             checkpoint = small_checkpoint(architecture, context_length=CONTEXT)
             bound: dict[str, Any] = {"max_ppl_increase": 1000.0, "cache_dtype": cache_dtype or "auto"}
@@ -48,6 +52,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
                 checkpoint,
                 path,
                 kv_cache=True,
+                target=target,
                 outputs=["hidden"],
                 dtype=dtype or "fp32",
                 **(bound if dtype else {}),
@@ -58,14 +63,25 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 @pytest.fixture(params=ARCHITECTURES)
-def model(request: pytest.FixtureRequest, files: Callable[[str], Path]) -> Path:
+def model(
+    request: pytest.FixtureRequest, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """A file of each architecture in turn."""
-    return files(request.param)
+    return _on_its_device(request.param, files, monkeypatch)
 
 
-@pytest.fixture
-def llama(files: Callable[[str], Path]) -> Path:
-    return files("grouped heads")
+@pytest.fixture(params=["grouped heads", "cuda of grouped heads"])
+def llama(
+    request: pytest.FixtureRequest, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    return _on_its_device(request.param, files, monkeypatch)
+
+
+def _on_its_device(name: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file; where it is for cuda, its cache is kept as it would be there, in onnxruntime's memory of the CPU."""
+    if name.startswith("cuda"):
+        monkeypatch.setattr(Session, "device", "cpu")
+    return files(name)
 
 
 class Pair:
@@ -249,6 +265,39 @@ def test_closing_frees_the_caches(llama: Path) -> None:
     assert not decoder._idle
     with pytest.raises(ClosedError):
         lm.generate([1, 2, 3])
+
+
+def test_a_cache_lies_where_it_is_attended_to(
+    files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a file for cuda has its cache there, and decodes from it by itself."""
+    for name, device, decoder in (
+        ("grouped heads", None, RecomputeDecoder), ("cuda of grouped heads", "cuda", CachedDecoder),
+    ):  # fmt: skip
+        session = Session(files(name), "cpu", 1)
+        info = read_model_file(session, name)
+        assert cache_device(session) is None
+        assert type(choose_decoder("auto", session, info, name)) is CachedDecoder
+        with monkeypatch.context() as patch:
+            patch.setattr(Session, "provider", "CUDAExecutionProvider")
+            assert cache_device(session) == device
+            assert type(choose_decoder("auto", session, info, name)) is decoder
+            assert type(choose_decoder("cached", session, info, name)) is CachedDecoder
+
+
+def test_slots_of_a_buffer_on_a_device() -> None:
+    """The address of each slot, and what lies there after a copy."""
+    states = np.arange(3 * 2 * 4 * 8, dtype=np.float32).reshape(3, 2, 4, 8)
+    host, device = HostBuffer(states.copy()), make_buffer(states, "cpu")
+    assert isinstance(device, DeviceBuffer)
+    for buffer in (host, device):
+        buffer.copy_slot(2, 0, 3)
+        *about, shape, address = buffer.place(1, 3)
+        assert about == ["cpu", 0, np.float32] and shape == (2, 2, 4, 8)
+        found = np.ctypeslib.as_array(ctypes.cast(address, ctypes.POINTER(ctypes.c_float)), shape)
+        np.testing.assert_array_equal(found, states[1:])
+        np.testing.assert_array_equal(buffer.states()[0, :, :3], states[2, :, :3])
+        np.testing.assert_array_equal(buffer.states()[0, :, 3], states[0, :, 3])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 import edgelm
 from edgelm.checkpoint import Checkpoint, save_checkpoint
 from edgelm.cli import group
-from edgelm_export import export_checkpoint, writer
+from edgelm_export import export_checkpoint, quantize, writer
 from edgelm_runtime.errors import ExportError, ModelFileError, OptionError, OutputError
 from edgelm_runtime.mapping import ALIGNMENT, SMALLEST, without_weights
 from edgelm_runtime.session import Session
@@ -85,6 +85,22 @@ def test_text_and_further_outputs_come_from_the_one_file(exported: Path) -> None
     assert session.outputs["logits"].shape == ("batch", "positions", 260)
 
 
+def test_a_cache_for_cuda(tmp_path: Path) -> None:
+    """By operators that CUDA has kernels for, its matrices in half the bytes or not; other precisions are refused."""
+    exact, half = tmp_path / "exact.onnx", tmp_path / "half.onnx"
+    for path, dtype in ((exact, "fp32"), (half, "fp16")):
+        export_checkpoint(small_checkpoint(), path, kv_cache=True, target="cuda", dtype=dtype)
+        session = Session(path, "cpu", 1)
+        facts = json.loads(session.metadata["edgelm.graph"])
+        assert facts["opset"] == 24 and facts["operators"]["TensorScatter"] == 4
+        assert "com.microsoft.GroupQueryAttention" not in facts["operators"]
+        assert session.inputs["past_key_values.1.value"].shape == ("batch", 4, "capacity", 6)
+    for options in ({}, {"cache_dtype": "fp32"}):
+        with pytest.raises(OptionError, match="has a cache for cuda"):
+            quantize(exact, tmp_path / "int8.onnx", "int8", max_ppl_increase=1000.0, **options)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["exact.onnx", "half.onnx"]
+
+
 def test_modes_of_the_model_are_restored(tmp_path: Path) -> None:
     model = small_model().train()
     model.blocks[0].eval()
@@ -111,12 +127,17 @@ def test_what_cannot_be_exported_says_why_and_leaves_nothing(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     (tmp_path / "folder").mkdir()
     good = Checkpoint(small_model(), None)
+    cuda = {"kv_cache": True, "target": "cuda"}
     cases = [
         (good, "folder", {}, OutputError, "is a folder"),
         (good, "file/m.onnx", {}, OutputError, "cannot write to"),
         (good, "m.onnx", {"opset": 17}, OptionError, "opset 17"),
         (good, "m.onnx", {"outputs": ("states",)}, OptionError, "'states'"),
         (good, "m.onnx", {"atol": -1.0}, OptionError, "atol is -1"),
+        (good, "m.onnx", {"target": "tpu"}, OptionError, "no target 'tpu'; choose from cpu, cuda"),
+        (good, "m.onnx", {"target": "cuda"}, OptionError, "add --kv-cache"),
+        (good, "m.onnx", {**cuda, "opset": 23}, OptionError, "opset 23 .* for a cache on cuda"),
+        (good, "m.onnx", {**cuda, "dtype": "int8"}, OptionError, "no int8 file .* choose fp32 or fp16"),
         (
             Checkpoint(small_model(), small_tokenizer()),
             "m.onnx",

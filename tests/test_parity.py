@@ -20,16 +20,20 @@ pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
 # export itself feeds the cache in pieces.
 LOW_OPSET = {"windows", "parallel"}
 CACHED = {"gpt2", "one token of context", "grouped heads", "one shared key head", "windows", "soft caps"}
+CACHED_ON_CUDA = {"gpt2", "one token of context", "one shared key head", "windows", "soft caps", "parallel"}
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_same_text_from_pytorch_and_onnxruntime(name: str, tmp_path: Path) -> None:
     model = small_model(name)
     context = model.config.context_length
-    variants = [(23, False)] + [(18, False)] * (name in LOW_OPSET) + [(23, True)] * (name in CACHED)
-    for opset, kv_cache in variants:
+    variants = [(23, False, "cpu")] + [(18, False, "cpu")] * (name in LOW_OPSET)
+    variants += [(23, True, "cpu")] * (name in CACHED) + [(24, True, "cuda")] * (name in CACHED_ON_CUDA)
+    for opset, kv_cache, target in variants:
         path = tmp_path / "model.onnx"
-        report = export_checkpoint(Checkpoint(model, None), path, opset=opset, kv_cache=kv_cache)
+        report = export_checkpoint(
+            Checkpoint(model, None), path, opset=opset, kv_cache=kv_cache, target=target
+        )
         assert report.max_abs_error < 1e-5
         assert report.longest == context
         session = Session(path, "cpu", threads=1)
@@ -66,14 +70,14 @@ def test_a_graph_that_differs_is_not_written(tmp_path: Path, monkeypatch: pytest
     checkpoint = Checkpoint(small_model("grouped heads"), None)
     with pytest.raises(ExportError, match="differs from PyTorch by"):
         export_checkpoint(checkpoint, path, atol=1e-12)
-    one_node = operators._one_node
+    one_node = operators.one_node
 
     def unscaled(
         name: str, inputs: list[torch.Tensor], attributes: dict[str, float], like: torch.Tensor
     ) -> torch.Tensor:
         return one_node(name, inputs, {key: v for key, v in attributes.items() if key != "is_causal"}, like)
 
-    monkeypatch.setattr(operators, "_one_node", unscaled)
+    monkeypatch.setattr(operators, "one_node", unscaled)
     with pytest.raises(ExportError, match="differs from PyTorch by"):
         export_checkpoint(checkpoint, path)
     assert path.read_text() == "what was there before"

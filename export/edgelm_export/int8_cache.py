@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from edgelm_export.quality import Calibration
 from edgelm_export.rewriting import constant
+from edgelm_export.standard_cache import refuse_standard_cache
 from edgelm_runtime.decoder import empty_cache, past_names
 from edgelm_runtime.session import Session
 
@@ -61,6 +62,7 @@ class Int8Cache(ir.passes.InPlacePass):
         self._ranges = ranges
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        refuse_standard_cache(model)
         nodes = [node for node in model.graph if node.op_type == "GroupQueryAttention"]
         for node in nodes:
             node.resize_inputs(KEY_SCALE + 2)

@@ -17,6 +17,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
 
 from edgelm_export.rewriting import Builder, constant
+from edgelm_export.standard_cache import refuse_standard_cache
 
 SPARE = 1  # positions that a cache needs beyond its tokens
 SPARE_NAME = "steady.spare"
@@ -26,6 +27,7 @@ class SteadyAttention(ir.passes.InPlacePass):
     """Give each `GroupQueryAttention` a further row and take it off again."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
+        refuse_standard_cache(model)
         graph = model.graph
         nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
         if not nodes:

@@ -79,7 +79,7 @@ class ForeignDecoder:
         return [row[length - count : length, : self.vocab_size] for row, length, count in ends]
 
 
-def empty_cache(inputs: Mapping[str, TensorInfo], batch: int, length: int = 0) -> dict[str, NDArray[Any]]:
+def empty_cache(inputs: Mapping[str, TensorInfo], batch: int, length: int) -> dict[str, NDArray[Any]]:
     """What a graph with a cache wants to be fed to run without one: a past of no tokens. Empty for other graphs.
 
     `length` is that of the ids (batch, length) fed beside it, and matters where the graph `needs_room`.
