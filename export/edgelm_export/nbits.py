@@ -12,8 +12,9 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 
-from edgelm_export.blocks import CENTRE, Blocks, quantize_blocks
+from edgelm_export.blocks import CENTRE, Blocks
 from edgelm_export.grids import blocks_on_grid
 from edgelm_export.rewriting import MICROSOFT, Builder, Product, constant, drop_unused, products
 
@@ -21,11 +22,14 @@ ACCURACY_LEVEL = 4  # int8 products
 
 
 class BlockQuantized(ir.passes.InPlacePass):
-    """Products become `MatMulNBits`. `bits` says for a weight's name 4, 8, or 0 to leave it."""
+    """Products become `MatMulNBits`. `bits` says for a weight's name 4, 8, or 0 to leave it; `rounded` makes
+    blocks of a name, its matrix (out, in), and bits, where it does not consist of 4-bit blocks already."""
 
-    def __init__(self, bits: Callable[[str], int], block_size: int) -> None:
+    def __init__(
+        self, bits: Callable[[str], int], rounded: Callable[[str, NDArray[np.float32], int], Blocks]
+    ) -> None:
         super().__init__()
-        self._bits, self._block_size = bits, block_size
+        self._bits, self._rounded = bits, rounded
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False
@@ -35,7 +39,7 @@ class BlockQuantized(ir.passes.InPlacePass):
             if bits:
                 matrix = product.matrix()
                 kept = blocks_on_grid(matrix) if bits == 4 else None
-                _rewrite(model.graph, product, kept or quantize_blocks(matrix, bits, self._block_size))
+                _rewrite(model.graph, product, kept or self._rounded(product.name, matrix, bits))
                 modified = True
         if modified:
             model.opset_imports[MICROSOFT] = 1

@@ -22,6 +22,7 @@ from edgelm_runtime.model_file import ModelFile
 from edgelm_runtime.sampler import log_softmax
 
 SAMPLE = Path(__file__).with_name("sample.txt")
+FITTING = Path(__file__).with_name("fitting.txt")
 WINDOW = 256  # tokens in a pass
 LARGEST_TEXT = 4096  # tokens that are used of a longer text
 DRAWN = 8  # rows drawn from a model without a tokenizer
@@ -82,22 +83,44 @@ def calibration(model: ModelFile, decoder: Decoder, text: Path | None = None) ->
     if model.tokenizer is None:
         if text is not None:
             raise OptionError("the model has no tokenizer for a calibration text", "leave the text out")
-        return Calibration("text drawn from the model", _drawn(decoder))
+        return Calibration("text drawn from the model", _drawn(decoder, range(DRAWN)))
     source = text or SAMPLE
+    ids = _ids(model, source)
+    windows = _cut(model, ids[:LARGEST_TEXT])
+    if not windows:
+        raise OptionError(f"the calibration text {source} has {len(ids)} tokens", "give a longer one")
+    return Calibration("the built-in sample" if text is None else text.name, windows)
+
+
+def fitting_windows(model: ModelFile, decoder: Decoder, text: Path | None = None) -> list[Ids]:
+    """Windows of ids to fit rounding on, none of which `calibration` measures: otherwise the measure would flatter.
+
+    What is left of the user's text, then `fitting.txt`, of the same kinds as the sample; without a tokenizer,
+    other draws from the model.
+    """
+    if model.tokenizer is None:
+        return _drawn(decoder, range(DRAWN, 2 * DRAWN))
+    rest = _ids(model, text)[LARGEST_TEXT:] if text is not None else np.zeros(0, np.int64)
+    return _cut(model, np.append(rest, _ids(model, FITTING))[:LARGEST_TEXT])
+
+
+def _ids(model: ModelFile, source: Path) -> Ids:
+    assert model.tokenizer is not None
     try:
         content = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
             f"cannot read the calibration text {source}: {error}", "give a UTF-8 file"
         ) from error
-    ids = np.array(model.tokenizer.encode(content)[:LARGEST_TEXT], np.int64)
+    return np.array(model.tokenizer.encode(content), np.int64)
+
+
+def _cut(model: ModelFile, ids: Ids) -> list[Ids]:
+    """`ids` in windows as long as a pass, of two ids at least."""
     start = np.array([model.generation["bos_id"]] if model.generation.get("add_bos") else [], np.int64)
     size = min(WINDOW, model.context_length)
     windows = [np.append(start, ids[at : at + size]) for at in range(0, len(ids), size)]
-    windows = [window for window in windows if len(window) > 1]
-    if not windows:
-        raise OptionError(f"the calibration text {source} has {len(ids)} tokens", "give a longer one")
-    return Calibration("the built-in sample" if text is None else text.name, windows)
+    return [window for window in windows if len(window) > 1]
 
 
 def compare_answers(text: Calibration, reference: Answers, found: Answers) -> Quality:
@@ -110,11 +133,11 @@ def compare_answers(text: Calibration, reference: Answers, found: Answers) -> Qu
     )  # fmt: skip
 
 
-def _drawn(decoder: Decoder) -> list[Ids]:
+def _drawn(decoder: Decoder, seeds: range) -> list[Ids]:
     length = min(WINDOW // 2, max(2, decoder.context_length))
-    starts = np.random.default_rng(2).integers(0, decoder.vocab_size, DRAWN).tolist()
+    starts = np.random.default_rng(2).integers(0, decoder.vocab_size, seeds.stop).tolist()
     rows = [
         [start, *generate_ids(decoder, [start], max_new_tokens=length - 1, temperature=1.0, seed=seed)]
-        for seed, start in enumerate(starts)
+        for seed, start in zip(seeds, starts[seeds.start :], strict=True)
     ]
     return [np.array(row, np.int64) for row in rows]

@@ -6,30 +6,22 @@ matrices that lose most (found by trying each) are kept at a higher precision, o
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
-from edgelm.config import ModelConfig
-from edgelm_export.cached_operators import CACHE_LENGTH
-from edgelm_export.fp16 import Float16Weights
 from edgelm_export.golden import golden_vectors
-from edgelm_export.int8 import RowwiseInt8, RowwiseInt8Embedding
-from edgelm_export.int8_cache import Int8Cache, Ranges, cache_ranges
 from edgelm_export.metadata import graph_facts, seal
-from edgelm_export.nbits import BlockQuantized
 from edgelm_export.parity import consistency
-from edgelm_export.quality import Answers, Calibration, Quality, calibration, compare_answers
+from edgelm_export.plan import Plan, kind_of
+from edgelm_export.quality import Quality, compare_answers
 from edgelm_export.rewriting import products
-from edgelm_export.steady import SteadyAttention
+from edgelm_export.source import Source
 from edgelm_export.writer import new_file, write_graph
-from edgelm_runtime.decoder import RecomputeDecoder
 from edgelm_runtime.errors import ExportError, OptionError
-from edgelm_runtime.model_file import PREFIX, ModelFile, read_model_file
 from edgelm_runtime.session import Session
 from edgelm_runtime.verify import verify
 
@@ -42,94 +34,6 @@ CACHE_DTYPES = ("auto", "int8", "fp32")
 BLOCK_SIZES = (16, 32, 64, 128, 256)  # what the operator takes
 FINER_BLOCKS = 32  # smaller ones cost speed before they gain quality
 HEAD = "head"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What happens to which matrices.
-
-    `dtype` is fp16, int8 or int4. `block_size` 0 is int8 by rows and columns, for whole windows; otherwise
-    weights go in blocks, for steps with a cache. `kept` are kinds such as `mlp.down` that get the next better
-    precision: 8 bits in blocks instead of 4, 16 bits instead of 8.
-    """
-
-    dtype: str
-    block_size: int = 0
-    kept: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        size = f" in blocks of {self.block_size}" if self.block_size else ""
-        better = "8" if self.dtype == "int4" else "16"
-        return self.dtype + size + (f", {' and '.join(self.kept)} at {better} bits" if self.kept else "")
-
-    def apply(self, graph: ir.Model, ranges: Ranges | None = None) -> None:
-        """Rewrite `graph`; with `ranges` its cache is int8."""
-        if self.dtype == "fp16":
-            Float16Weights()(graph)
-            return
-        names = [product.name for product in products(graph.graph)]
-        kept = {name for name in names if kind_of(name) in self.kept}
-        if self.dtype == "int4":
-            BlockQuantized(lambda name: 8 if name in kept else 4, self.block_size)(graph)
-        elif self.block_size:
-            BlockQuantized(lambda name: 0 if name in kept else 8, self.block_size)(graph)
-        else:
-            RowwiseInt8(keep=kept)(graph)
-        attention = SteadyAttention() if ranges is None else Int8Cache(ranges)
-        for step in (RowwiseInt8Embedding(), Float16Weights(only=kept), attention):
-            step(graph)
-
-
-def kind_of(weight: str) -> str:
-    """`attention.qkv` for `blocks.3.attention.qkv.weight`; `head` for the head."""
-    parts = [part for part in weight.split(".") if not part.isdigit()]
-    return ".".join(parts[1:-1] if parts[0] == "blocks" else parts[:-1])
-
-
-class Source:
-    """The float32 file: its graph, its metadata, what it answers to the calibration text, and (for an
-    `int8_cache`) what it keeps of it."""
-
-    def __init__(self, path: Path, text: Path | None, int8_cache: bool) -> None:
-        session = Session(path, "cpu")
-        try:
-            self.file: ModelFile = read_model_file(session, str(path))
-            dtype = self.file.graph.get("dtype")
-            if dtype != "fp32":
-                raise OptionError(f"{path} is {dtype} already", "quantise the fp32 file")
-            self.entries = {
-                key.removeprefix(PREFIX): json.loads(value)
-                for key, value in session.metadata.items()
-                if key.startswith(PREFIX)
-            }
-            self.cached = CACHE_LENGTH in session.inputs
-            decoder = self.decoder(session)
-            self.calibration: Calibration = calibration(self.file, decoder, text)
-            self.answers: Answers = self.calibration.answers(decoder)
-            self.ranges: Ranges | None = None
-            if self.cached and int8_cache:
-                self.ranges = cache_ranges(session, self.calibration, self._rotary_dim())
-        finally:
-            session.close()
-        self._path = path
-
-    def decoder(self, session: Session) -> RecomputeDecoder:
-        """A decoder over a graph of the same interface."""
-        return RecomputeDecoder(session, self.file.context_length, self.file.vocab_size)
-
-    def _rotary_dim(self) -> int:
-        config = ModelConfig.from_dict(self.file.config)
-        return config.rotary_dim if config.position == "rotary" else 0
-
-    def graph(self) -> ir.Model:
-        """The graph, read anew, without metadata."""
-        graph = ir.load(self._path)
-        graph.metadata_props.clear()
-        return graph
-
-    def kinds(self) -> list[str]:
-        """The kinds of matrices in the graph."""
-        return list(dict.fromkeys(kind_of(product.name) for product in products(self.graph().graph)))
 
 
 def quantize(
@@ -155,7 +59,7 @@ def quantize(
     """
     check_precision(dtype, kernel, block_size, cache_dtype)
     allowed = ALLOWED[dtype] if max_ppl_increase is None else max_ppl_increase
-    source = Source(path, text, int8_cache=dtype != "fp16" and cache_dtype != "fp32")
+    source = Source(path, text, dtype != "fp16" and cache_dtype != "fp32", output)
     if cache_dtype != "auto" and not source.cached:
         raise OptionError(
             f"the cache is to be {cache_dtype}, and {path} has none", "export it with --kv-cache"
@@ -214,7 +118,7 @@ def _plans(source: Source, first: Plan, results: dict[Plan, Quality]) -> Iterato
     if first.block_size > FINER_BLOCKS:
         first = replace(first, block_size=FINER_BLOCKS)
         yield first
-    others = [kind for kind in source.kinds() if kind not in first.kept]
+    others = [kind for kind in _kinds(source) if kind not in first.kept]
     singles = [replace(first, kept=(*first.kept, kind)) for kind in others]
     yield from singles
     ranked = [plan.kept[-1] for plan in sorted(singles, key=lambda plan: results[plan].ppl_increase_pct)]
@@ -222,11 +126,16 @@ def _plans(source: Source, first: Plan, results: dict[Plan, Quality]) -> Iterato
         yield replace(first, kept=(*first.kept, *ranked[:count]))
 
 
+def _kinds(source: Source) -> list[str]:
+    """The kinds of matrices in the graph."""
+    return list(dict.fromkeys(kind_of(product.name) for product in products(source.graph().graph)))
+
+
 def _try(source: Source, new: Path, plan: Plan) -> Quality:
     for stale in new.parent.iterdir():
         stale.unlink()
     graph = source.graph()
-    plan.apply(graph, source.ranges)
+    plan.apply(graph, source)
     write_graph(graph, new)
     session = Session(new, "cpu")
     try:
