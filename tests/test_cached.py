@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from edgelm_export import export_checkpoint
 from edgelm_runtime import LanguageModel, load
+from edgelm_runtime.bound_run import BoundRun
 from edgelm_runtime.buffers import DeviceBuffer, HostBuffer, cache_device, make_buffer
-from edgelm_runtime.cache import BoundRun
 from edgelm_runtime.cached import MOST_CACHES, CachedDecoder
 from edgelm_runtime.decoder import RecomputeDecoder
 from edgelm_runtime.errors import ClosedError, OptionError
@@ -78,10 +78,29 @@ def llama(
 
 
 def _on_its_device(name: str, files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file; where it is for cuda, its cache is kept as it would be there, in onnxruntime's memory of the CPU."""
+    """The file; where it is for cuda, its sessions act as they would there, in onnxruntime's memory of the CPU."""
     if name.startswith("cuda"):
         monkeypatch.setattr(Session, "device", "cpu")
+        monkeypatch.setattr(Session, "binding", lambda session: CopyingBinding(session.raw.io_binding()))
     return files(name)
+
+
+class CopyingBinding:
+    """Inputs other than the cache are copied when they are bound, as for a device: a later change is not seen."""
+
+    def __init__(self, binding: Any) -> None:
+        self._binding = binding
+        self._copies: dict[str, Ids] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._binding, name)
+
+    def bind_input(self, name: str, device: str, number: int, dtype: Any, shape: Any, address: int) -> None:
+        if not name.startswith("past"):
+            there = ctypes.cast(address, ctypes.POINTER(ctypes.c_int64))
+            self._copies[name] = np.ctypeslib.as_array(there, shape).copy()
+            address = self._copies[name].ctypes.data
+        self._binding.bind_input(name, device, number, dtype, shape, address)
 
 
 class Pair:
@@ -288,7 +307,7 @@ def test_a_cache_lies_where_it_is_attended_to(
 def test_slots_of_a_buffer_on_a_device() -> None:
     """The address of each slot, and what lies there after a copy."""
     states = np.arange(3 * 2 * 4 * 8, dtype=np.float32).reshape(3, 2, 4, 8)
-    host, device = HostBuffer(states.copy()), make_buffer(states, "cpu")
+    host, device = HostBuffer(states.copy()), make_buffer(states.copy(), "cpu")
     assert isinstance(device, DeviceBuffer)
     for buffer in (host, device):
         buffer.copy_slot(2, 0, 3)

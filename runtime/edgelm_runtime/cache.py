@@ -13,13 +13,13 @@ a step is computed like a longer chunk; their rows all run one at a time, and th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.buffers import Buffer, cache_device, make_buffer, place
+from edgelm_runtime.bound_run import BoundRun
+from edgelm_runtime.buffers import Buffer, cache_device, make_buffer
 from edgelm_runtime.decoder import Logits, past_names
 from edgelm_runtime.session import Session, past_states
 
@@ -159,45 +159,6 @@ class Cache:
         if (first, last) not in self._runs:
             self._runs[first, last] = BoundRun(self._session, self._past, first, last)
         return self._runs[first, last]
-
-
-class BoundRun:
-    """The graph with its inputs and outputs bound to a cache's buffers, once.
-
-    A run binds no more than what differs from the run before it: nothing at all from one single token to the next.
-    """
-
-    def __init__(self, session: Session, past: Mapping[str, Buffer], first: int, last: int) -> None:
-        self._session = session
-        self._binding = session.raw.io_binding()
-        self._past = dict(past)  # bound by address, so they must not go away before the binding
-        for name, buffer in past.items():
-            where = buffer.place(first, last)
-            self._binding.bind_input(name, *where)
-            self._binding.bind_output(name.replace("past_key_values.", "present."), *where)
-        rows = last - first
-        self._lengths = np.zeros(rows, np.int64)
-        self._binding.bind_input("cache_length", *place(self._lengths))
-        self._ids = np.zeros((rows, 0), np.int64)
-        self._at = np.zeros((1, 0), np.int64)
-        vocab_size: Any = session.outputs["logits"].shape[-1]
-        self._logits = np.zeros((rows, 0, vocab_size), np.float32)
-
-    def __call__(self, ids: Ids, lengths: Sequence[int], count: int) -> NDArray[np.float32]:
-        """Append ids (B, S) to slots that hold `lengths` tokens; logits (B, count, vocab) at the last positions."""
-        if ids.shape != self._ids.shape:
-            self._ids = np.zeros_like(ids)
-            self._binding.bind_input("input_ids", *place(self._ids))
-        if count != self._at.shape[1]:
-            self._at = np.arange(-count, 0, dtype=np.int64)[None]
-            self._binding.bind_input("logits_at", *place(self._at))
-            self._logits = np.zeros((len(ids), count, self._logits.shape[-1]), np.float32)
-            self._binding.bind_output("logits", *place(self._logits))
-        self._ids[:] = ids
-        self._lengths[:] = lengths
-        self._session.run_bound(self._binding)
-        logits: NDArray[np.float32] = self._logits.copy()
-        return logits
 
 
 def common_prefix(one: Ids, other: Ids) -> int:

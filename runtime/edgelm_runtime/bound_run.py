@@ -1,0 +1,74 @@
+"""The graph with its inputs and outputs bound to a cache's buffers, once.
+
+A run binds no more than what differs from the run before it: nothing at all from one single token to the next. That
+is so on the CPU, where a run reads what the bound memory holds by then. For another device onnxruntime copies what
+lies in this process' memory at the moment it is bound, and not again, so there it is bound again for each run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm_runtime.buffers import Buffer, Place, place
+from edgelm_runtime.session import Session
+
+Ids = NDArray[np.int64]
+
+
+class BoundRun:
+    """Runs the slots from `first` to before `last` of `past`, the buffers by the names of the graph's inputs."""
+
+    def __init__(self, session: Session, past: Mapping[str, Buffer], first: int, last: int) -> None:
+        self._session = session
+        self._binding = session.binding()
+        self._copied = session.device is not None
+        self._past = dict(past)  # bound by address, so they must not go away before the binding
+        rows = last - first
+        self._ids = np.zeros((rows, 0), np.int64)
+        self._lengths = np.zeros(rows, np.int64)
+        self._at = np.zeros((1, 0), np.int64)
+        vocab_size: Any = session.outputs["logits"].shape[-1]
+        self._logits = np.zeros((rows, 0, vocab_size), np.float32)
+        self._inputs: dict[str, Place] = {"cache_length": place(self._lengths)}
+        for name, buffer in past.items():
+            self._inputs[name] = buffer.place(first, last)
+            self._binding.bind_output(name.replace("past_key_values.", "present."), *self._inputs[name])
+        self._new = set(self._inputs)
+
+    def __call__(self, ids: Ids, lengths: Sequence[int], count: int) -> NDArray[np.float32]:
+        """Append ids (B, S) to slots that hold `lengths` tokens; logits (B, count, vocab) at the last positions."""
+        if ids.shape != self._ids.shape:
+            self._ids = np.zeros_like(ids)
+            self._set("input_ids", self._ids)
+        if count != self._at.shape[1]:
+            self._at = np.arange(-count, 0, dtype=np.int64)[None]
+            self._set("logits_at", self._at)
+            self._logits = np.zeros((len(ids), count, self._logits.shape[-1]), np.float32)
+            self._binding.bind_output("logits", *place(self._logits))
+        self._ids[:] = ids
+        self._lengths[:] = lengths
+        self._bind_inputs()
+        self._session.run_bound(self._binding)
+        if self._copied:
+            self._binding.synchronize_outputs()
+        logits: NDArray[np.float32] = self._logits.copy()
+        return logits
+
+    def _set(self, name: str, array: Ids) -> None:
+        self._inputs[name] = place(array)
+        self._new.add(name)
+
+    def _bind_inputs(self) -> None:
+        """What is new, and for a device what lies in the memory of this process."""
+        if not self._new and not self._copied:
+            return
+        for name, where in self._inputs.items():
+            if name in self._new or where[0] == "cpu":
+                self._binding.bind_input(name, *where)
+        self._new.clear()
+        if self._copied:
+            self._binding.synchronize_inputs()
