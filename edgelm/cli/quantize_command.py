@@ -29,7 +29,8 @@ def precision_options(command: Command) -> Command:
         ),
         click.option(
             "--text", type=click.Path(path_type=Path),
-            help="Text to measure the loss on. [a sample that ships with edgelm]",
+            help="Text to measure the loss on, its beginning, and to fit rounding on, the rest. "
+            "[samples that ship with edgelm]",
         ),
     ):  # fmt: skip
         command = option(command)

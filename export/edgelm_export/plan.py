@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from edgelm_export.blocks import Blocks, Floats, quantize_blocks
 from edgelm_export.fp16 import Float16Weights
-from edgelm_export.gptq import gptq_blocks
 from edgelm_export.int8 import RowwiseInt8, RowwiseInt8Embedding
 from edgelm_export.int8_cache import Int8Cache
 from edgelm_export.nbits import BlockQuantized
@@ -47,7 +46,7 @@ class Plan:
         def rounded(name: str, matrix: Floats, bits: int) -> Blocks:
             if bits == 8:
                 return quantize_blocks(matrix, bits, self.block_size)
-            return gptq_blocks(matrix, source.moments[name], self.block_size, name)
+            return source.gptq_blocks(name, matrix, self.block_size)
 
         if self.dtype == "int4":
             BlockQuantized(lambda name: 8 if name in kept else 4, rounded)(graph)

@@ -25,7 +25,10 @@ SAMPLE = Path(__file__).with_name("sample.txt")
 FITTING = Path(__file__).with_name("fitting.txt")
 WINDOW = 256  # tokens in a pass
 LARGEST_TEXT = 4096  # tokens that are used of a longer text
-DRAWN = 8  # rows drawn from a model without a tokenizer
+# Rows drawn from a model without a tokenizer, to measure on and to fit rounding on, and their length: a row is
+# recomputed for each token, so many short ones are the quicker way to as many tokens.
+DRAWN, DRAWN_LENGTH = 8, 128
+FITTED, FITTED_LENGTH = 16, 48
 
 Ids = NDArray[np.int64]
 
@@ -83,7 +86,7 @@ def calibration(model: ModelFile, decoder: Decoder, text: Path | None = None) ->
     if model.tokenizer is None:
         if text is not None:
             raise OptionError("the model has no tokenizer for a calibration text", "leave the text out")
-        return Calibration("text drawn from the model", _drawn(decoder, range(DRAWN)))
+        return Calibration("text drawn from the model", _drawn(decoder, range(DRAWN), DRAWN_LENGTH))
     source = text or SAMPLE
     ids = _ids(model, source)
     windows = _cut(model, ids[:LARGEST_TEXT])
@@ -99,7 +102,7 @@ def fitting_windows(model: ModelFile, decoder: Decoder, text: Path | None = None
     other draws from the model.
     """
     if model.tokenizer is None:
-        return _drawn(decoder, range(DRAWN, 2 * DRAWN))
+        return _drawn(decoder, range(DRAWN, DRAWN + FITTED), FITTED_LENGTH)
     rest = _ids(model, text)[LARGEST_TEXT:] if text is not None else np.zeros(0, np.int64)
     return _cut(model, np.append(rest, _ids(model, FITTING))[:LARGEST_TEXT])
 
@@ -133,8 +136,8 @@ def compare_answers(text: Calibration, reference: Answers, found: Answers) -> Qu
     )  # fmt: skip
 
 
-def _drawn(decoder: Decoder, seeds: range) -> list[Ids]:
-    length = min(WINDOW // 2, max(2, decoder.context_length))
+def _drawn(decoder: Decoder, seeds: range, longest: int) -> list[Ids]:
+    length = min(longest, max(2, decoder.context_length))
     starts = np.random.default_rng(2).integers(0, decoder.vocab_size, seeds.stop).tolist()
     rows = [
         [start, *generate_ids(decoder, [start], max_new_tokens=length - 1, temperature=1.0, seed=seed)]

@@ -9,8 +9,9 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgelm.config import ModelConfig
-from edgelm_export.blocks import Floats
+from edgelm_export.blocks import Blocks, Floats
 from edgelm_export.cached_operators import CACHE_LENGTH
+from edgelm_export.gptq import gptq_blocks
 from edgelm_export.int8_cache import Ranges, cache_ranges
 from edgelm_export.moments import FedText, Moments, input_sizes
 from edgelm_export.quality import Answers, Calibration, calibration, fitting_windows
@@ -51,6 +52,7 @@ class Source:
         finally:
             session.close()
         self._path, self._text, self._output = path, text, output
+        self._blocks: dict[tuple[str, int], Blocks] = {}
 
     def decoder(self, session: Session) -> RecomputeDecoder:
         """A decoder over a graph of the same interface."""
@@ -71,9 +73,16 @@ class Source:
         """Root mean square (in,) of what each matrix is multiplied by, by its name."""
         return input_sizes(self._fed_text)
 
+    def gptq_blocks(self, name: str, matrix: Floats, block_size: int) -> Blocks:
+        """The 4-bit blocks of `matrix` (out, in), which is called `name`: made once, for plans that share them."""
+        key = name, block_size
+        if key not in self._blocks:
+            self._blocks[key] = gptq_blocks(matrix, self._moments[name], block_size, name)
+        return self._blocks[key]
+
     @functools.cached_property
-    def moments(self) -> Moments:
-        """Second moments (in, in) of the same."""
+    def _moments(self) -> Moments:
+        """Second moments (in, in) of what each matrix is multiplied by."""
         widths = {product.name: product.matrix().shape[1] for product in products(self.graph().graph)}
         return Moments(self._fed_text, widths)
 
