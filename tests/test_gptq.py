@@ -112,9 +112,7 @@ def test_rounding_is_fitted_on_other_text_than_is_measured(tmp_path: Path) -> No
     assert not {tuple(window) for window in own} & {tuple(window) for window in other}
 
 
-@pytest.mark.parametrize(
-    ("name", "options"), [("grouped heads", {}), ("seed", {"opset": 18})]
-)
+@pytest.mark.parametrize(("name", "options"), [("grouped heads", {}), ("seed", {"opset": 18})])
 def test_a_model_in_4_bits_keeps_more_of_its_choices(
     name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,7 +153,10 @@ def test_a_search_rounds_each_matrix_once_for_each_size(
             exact, tmp_path / "m.onnx", "int4", block_size=64, max_ppl_increase=-90, report=report.append
         )
     # The finer size, then each kind by itself and the most rewarding together.
-    assert [line.split(", head")[0] for line in report[:2]] == ["int4 in blocks of 64", "int4 in blocks of 32"]
+    assert [line.split(", head")[0] for line in report[:2]] == [
+        "int4 in blocks of 64",
+        "int4 in blocks of 32",
+    ]
     assert sum("mlp.down" in line for line in report) > 1 and len(report) == 8
     assert len(rounded) == len(set(rounded)) == 16
     assert list(tmp_path.iterdir()) == [exact]
