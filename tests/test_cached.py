@@ -81,12 +81,18 @@ def _on_its_device(name: str, files: Callable[[str], Path], monkeypatch: pytest.
     """The file; where it is for cuda, its sessions act as they would there, in onnxruntime's memory of the CPU."""
     if name.startswith("cuda"):
         monkeypatch.setattr(Session, "device", "cpu")
-        monkeypatch.setattr(Session, "binding", lambda session: CopyingBinding(session.raw.io_binding()))
+        _copy_inputs(monkeypatch)
     return files(name)
 
 
+def _copy_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sessions bind inputs as those of other devices do."""
+    monkeypatch.setattr(Session, "copies_inputs", True)
+    monkeypatch.setattr(Session, "binding", lambda session: CopyingBinding(session.raw.io_binding()))
+
+
 class CopyingBinding:
-    """Inputs other than the cache are copied when they are bound, as for a device: a later change is not seen."""
+    """Inputs other than the cache are copied when they are bound: a later change is not seen."""
 
     def __init__(self, binding: Any) -> None:
         self._binding = binding
@@ -302,6 +308,14 @@ def test_a_cache_lies_where_it_is_attended_to(
             assert cache_device(session) == device
             assert type(choose_decoder("auto", session, info, name)) is decoder
             assert type(choose_decoder("cached", session, info, name)) is CachedDecoder
+
+
+def test_a_cache_beside_a_device(files: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache that stays in memory of the process, where the rest is computed elsewhere."""
+    _copy_inputs(monkeypatch)
+    pair, ids = Pair(files("grouped heads")), _ids(20)
+    for end in (10, 11, 12, 15, 16):
+        pair.check([ids[:end]], [1])
 
 
 def test_slots_of_a_buffer_on_a_device() -> None:

@@ -25,7 +25,7 @@ class BoundRun:
     def __init__(self, session: Session, past: Mapping[str, Buffer], first: int, last: int) -> None:
         self._session = session
         self._binding = session.binding()
-        self._copied = session.device is not None
+        self._copied = session.copies_inputs
         self._past = dict(past)  # bound by address, so they must not go away before the binding
         rows = last - first
         self._ids = np.zeros((rows, 0), np.int64)

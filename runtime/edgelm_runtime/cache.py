@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from edgelm_runtime.bound_run import BoundRun
 from edgelm_runtime.buffers import Buffer, cache_device, make_buffer
-from edgelm_runtime.decoder import Logits, past_names
-from edgelm_runtime.session import Session, past_states
+from edgelm_runtime.decoder import Logits, past_names, past_states
+from edgelm_runtime.session import Session
 
 Ids = NDArray[np.int64]
 

@@ -14,13 +14,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.session import Session, TensorInfo, past_states
+from edgelm_runtime.session import Session, TensorInfo
 
 Ids = NDArray[np.int64]
 Logits = NDArray[np.floating[Any]]
 
 CAPACITY = "capacity"
 """Name of the cache's axis in graphs that write new tokens into it, and so want room for them, also without a past."""
+PAST_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 
 
 class Decoder(Protocol):
@@ -97,6 +98,12 @@ def needs_room(inputs: Mapping[str, TensorInfo]) -> bool:
 def past_names(inputs: Mapping[str, TensorInfo]) -> list[str]:
     """The inputs that are a past."""
     return [name for name in inputs if name.startswith("past_key_values.")]
+
+
+def past_states(info: TensorInfo, batch: int, length: int) -> NDArray[Any]:
+    """Zeros for a past-state input: its first axis is the batch, other free axes are `length`."""
+    shape = [batch, *(size if isinstance(size, int) else length for size in info.shape[1:])]
+    return np.zeros(shape, PAST_TYPES[info.type])
 
 
 def padded(rows: Sequence[Ids]) -> Ids:

@@ -112,6 +112,11 @@ class Session:
             raise _failed(error) from error
         return results
 
+    @property
+    def copies_inputs(self) -> bool:
+        """Whether inputs in this process' memory are copied when they are bound, instead of read by each run."""
+        return not self.provider.startswith("CPU")
+
     def binding(self) -> Any:
         """A new I/O binding, which holds for as long as `raw` stays the same. Raises ClosedError after `close`."""
         return self.raw.io_binding()
@@ -283,15 +288,6 @@ def _short(provider: str) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]
-
-
-PAST_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
-
-
-def past_states(info: TensorInfo, batch: int, length: int) -> NDArray[Any]:
-    """Zeros for a past-state input: its first axis is the batch, other free axes are `length`."""
-    shape = [batch, *(size if isinstance(size, int) else length for size in info.shape[1:])]
-    return np.zeros(shape, PAST_TYPES[info.type])
 
 
 def on_device(array: NDArray[Any], device: str) -> Any:
