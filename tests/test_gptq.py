@@ -119,11 +119,11 @@ def test_a_model_in_4_bits_keeps_more_of_its_choices(
     """Than with rounding to the nearest; with grouped heads, biases, and heads tied and not."""
     exact = tmp_path / "exact.onnx"
     export_checkpoint(small_checkpoint(name, width=64), exact, kv_cache=True, **options)
-    fitted = quantize(exact, tmp_path / "fitted.onnx", "int4", block_size=64, max_ppl_increase=1e3)
+    fitted = quantize(exact, tmp_path / "fitted.onnx", "int4", max_ppl_increase=1e3)
     monkeypatch.setattr(
         "edgelm_export.source.gptq_blocks", lambda matrix, _, size, name: quantize_blocks(matrix, 4, size)
     )
-    nearest = quantize(exact, tmp_path / "nearest.onnx", "int4", block_size=64, max_ppl_increase=1e3)
+    nearest = quantize(exact, tmp_path / "nearest.onnx", "int4", max_ppl_increase=1e3)
     assert fitted.top1_agreement > nearest.top1_agreement + 0.05
     assert sorted(file.name for file in tmp_path.iterdir()) == ["exact.onnx", "fitted.onnx", "nearest.onnx"]
 
@@ -149,13 +149,11 @@ def test_a_search_rounds_each_matrix_once_for_each_size(
 
     monkeypatch.setattr("edgelm_export.source.gptq_blocks", counted)
     with pytest.raises(ExportError, match="at best"):
-        quantize(
-            exact, tmp_path / "m.onnx", "int4", block_size=64, max_ppl_increase=-90, report=report.append
-        )
+        quantize(exact, tmp_path / "m.onnx", "int4", max_ppl_increase=-90, report=report.append)
     # The finer size, then each kind by itself and the most rewarding together.
     assert [line.split(", head")[0] for line in report[:2]] == [
-        "int4 in blocks of 64",
         "int4 in blocks of 32",
+        "int4 in blocks of 16",
     ]
     assert sum("mlp.down" in line for line in report) > 1 and len(report) == 8
     assert len(rounded) == len(set(rounded)) == 16

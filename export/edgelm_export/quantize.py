@@ -32,8 +32,8 @@ Report = Callable[[str], None]
 ALLOWED: dict[str, float] = {"fp16": 0.5, "int8": 2.0, "int4": 8.0}
 KERNELS = ("auto", "rows", "blocks")
 CACHE_DTYPES = ("auto", "int8", "fp32")
-BLOCK_SIZES = (16, 32, 64, 128, 256)  # what the operator takes
-FINER_BLOCKS = 32  # smaller ones cost speed before they gain quality
+# The operator takes larger blocks too, but adds up a single row of them otherwise than the rows of a longer pass.
+BLOCK_SIZES: dict[str, tuple[int, ...]] = {"int8": (64, 32, 16), "int4": (32, 16)}
 HEAD = "head"
 
 
@@ -84,9 +84,10 @@ def check_precision(
         raise OptionError(f"there is no precision {dtype!r}", f"choose from fp32, {', '.join(ALLOWED)}")
     if kernel not in KERNELS or (kernel == "rows" and dtype != "int8"):
         raise OptionError(f"there is no kernel {kernel!r} for {dtype}", f"choose from {', '.join(KERNELS)}")
-    if block_size not in BLOCK_SIZES:
+    sizes = BLOCK_SIZES.get(dtype, (block_size,))
+    if block_size not in sizes:
         raise OptionError(
-            f"the block size is {block_size}", f"choose from {', '.join(map(str, BLOCK_SIZES))}"
+            f"the block size is {block_size} for {dtype}", f"choose from {', '.join(map(str, sizes))}"
         )
     if cache_dtype not in CACHE_DTYPES or (cache_dtype == "int8" and dtype == "fp16"):
         raise OptionError(
@@ -117,9 +118,9 @@ def _plans(source: Source, first: Plan, results: dict[Plan, Quality]) -> Iterato
     yield first
     if first.dtype == "fp16":
         return
-    if first.block_size > FINER_BLOCKS:
-        first = replace(first, block_size=FINER_BLOCKS)
-        yield first
+    if first.block_size:
+        finer = [size for size in BLOCK_SIZES[first.dtype] if size < first.block_size]
+        yield from (replace(first, block_size=size) for size in finer)
     others = [kind for kind in _kinds(source) if kind not in first.kept]
     singles = [replace(first, kept=(*first.kept, kind)) for kind in others]
     yield from singles

@@ -155,7 +155,7 @@ RECIPES: dict[str, Callable[[Path, Path, Path], None]] = {
     "smollm2-optimum": _optimum(SMOL),
     "smollm2-checkpoint": _checkpoint(GGUF),
     "smollm2-fp32.onnx": _edgelm(GGUF),
-    "smollm2-int8.onnx": _edgelm(GGUF, "--dtype", "int8", "--max-ppl-increase", "5"),
+    "smollm2-int8.onnx": _edgelm(GGUF, "--dtype", "int8"),
     "smollm2-fp32-cache.onnx": _edgelm(GGUF, "--kv-cache"),
     "smollm2-int4-cache.onnx": _edgelm(GGUF, "--kv-cache", "--dtype", "int4"),
     "ten-million-fp32.onnx": _edgelm(TEN, *IDS_ONLY),
