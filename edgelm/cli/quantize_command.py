@@ -14,7 +14,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def precision_options(command: Command) -> Command:
     """Options of `edgelm_export.quantize` beside the precision itself, which `edgelm export` has too."""
     for option in (
-        click.option("--block-size", type=int, default=32, show_default=True, help="Weights in a block: 32, 16; int8 also 64."),
+        click.option(
+            "--block-size", type=int, default=32, show_default=True,
+            help="Weights in a block: 16 or 32, for int8 also 64.",
+        ),
         click.option(
             "--kernel", type=click.Choice(["auto", "rows", "blocks"]), default="auto", show_default=True,
             help="int8 for whole windows (rows) or for steps with a cache (blocks).",
