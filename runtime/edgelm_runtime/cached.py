@@ -28,7 +28,10 @@ class CachedDecoder:
     """Runs a graph that was exported with a cache (see "Cache contract" in export/README.md)."""
 
     pass_cost = 8
-    """A step costs about as much as feeding this many tokens more, since it waits for the weights from memory."""
+    """A step costs about as much as feeding this many tokens more, since it waits for the weights from memory.
+
+    Measured with SmolLM2: 4 in 4 bits, 18 in float32. Rejected drafts may cost a fiftieth of what is fed, by this.
+    """
 
     def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
         self.context_length = context_length

@@ -70,17 +70,19 @@ CASES = (
     Case(
         "decoding with a cache, 4-bit, tokens/s", "decode",
         (edgelm(INT4, "int4"), edgelm(INT4, "int4 with lookup", lookup="auto"), genai("smollm2-genai-int4"),
-         genai("smollm2-genai-int4-k_quant_mixed"), LLAMA),
+         genai("smollm2-genai-int4-k_quant_mixed"), LLAMA), count=128,
         goals=(
             Goal("edgelm int4", "onnxruntime-genai int4", 1.8), Goal("edgelm int4", "llama-cpp-python Q4_1", 1.6),
+            Goal("edgelm int4", "onnxruntime-genai int4-k_quant_mixed", 1.8),
             Goal("edgelm int4 with lookup", "onnxruntime-genai int4", 1.8),
+            Goal("edgelm int4 with lookup", "onnxruntime-genai int4-k_quant_mixed", 1.8),
             Goal("edgelm int4 with lookup", "llama-cpp-python Q4_1", 1.6),
         ),
     ),
     Case(
         "decoding with a cache, fp32, tokens/s", "decode",
         (edgelm(FP32, "fp32"), transformers(SMOL), genai("smollm2-genai-fp32"),
-         Subject("optimum-onnx fp32", "optimum", "optimum", "smollm2-optimum")),
+         Subject("optimum-onnx fp32", "optimum", "optimum", "smollm2-optimum")), count=128,
         goals=(Goal("edgelm fp32", "transformers", 1.7),),
     ),
     Case(
