@@ -23,7 +23,7 @@ from edgelm_runtime.decoder import empty_cache, past_names
 from edgelm_runtime.session import Session
 
 LEVELS = 127
-ROOM = 1.25
+ROOM = 1.5
 """How much larger than on the calibration text a value may be before it is clipped."""
 KEY_SCALE = 12  # place among the operator's inputs
 
