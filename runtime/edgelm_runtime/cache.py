@@ -164,5 +164,6 @@ class Cache:
 def common_prefix(one: Ids, other: Ids) -> int:
     """How many ids two lists begin with together."""
     length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
-    return int(differing[0]) if len(differing) else length
+    differs = one[:length] != other[:length]
+    first = int(differs.argmax()) if length else 0
+    return first if length and differs[first] else length

@@ -56,15 +56,17 @@ class CachedDecoder:
     def _take(self, rows: Sequence[Ids]) -> Cache:
         """The cache that knows most of `rows`, or a new one where that would cost another conversation its place."""
         with self._lock:
-            best = max(self._idle, key=lambda cache: cache.known(rows), default=None)
-            if best is None or (len(self._idle) < MOST_CACHES and not _continues(best, rows)):
+            known = {cache: cache.known(rows) for cache in self._idle}
+            best = max(known, key=known.__getitem__, default=None)
+            if best is None or (len(known) < MOST_CACHES and not _continues(best.held, known[best], rows)):
                 return Cache(self._session, self.context_length)
             self._idle.remove(best)
             return best
 
 
-def _continues(cache: Cache, rows: Sequence[Ids]) -> bool:
-    """Whether `rows` go on from what the cache holds: they drop little of it, or add little to it."""
-    known, few = cache.known(rows), DRAFT * len(rows)
+def _continues(held: int, known: int, rows: Sequence[Ids]) -> bool:
+    """Whether `rows` go on from the `held` tokens of a cache that knows so many of theirs: they drop little of
+    what it holds, or add little to it."""
+    few = DRAFT * len(rows)
     new = sum(map(len, rows)) - known
-    return cache.held - known <= few or new <= min(few, known)
+    return held - known <= few or new <= min(few, known)
