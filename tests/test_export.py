@@ -183,7 +183,7 @@ def test_a_request_to_end_leaves_nothing_half_written(tmp_path: Path) -> None:
     while process.poll() is None and not list((tmp_path / "out").iterdir()):
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    assert process.wait() == 128 + signal.SIGTERM
+    assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert list((tmp_path / "out").iterdir()) == []
 
 
