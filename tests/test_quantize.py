@@ -213,16 +213,31 @@ def test_what_cannot_be_quantised_says_why(exact: Path, tmp_path: Path) -> None:
     ):
         export_checkpoint(large, tmp_path / "m.onnx", dtype="fp16")
     (tmp_path / "short.txt").write_text("a")
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes(b"caf\xe9")
     quantize(exact, tmp_path / "half.onnx", "fp16")
     cases = [
         ((exact, "int3"), {}, "no precision 'int3'"),
         ((exact, "int4"), {"kernel": "rows"}, "no kernel 'rows' for int4"),
         ((exact, "int8"), {"block_size": 48}, "the block size is 48"),
         ((exact, "int8"), {"text": tmp_path / "short.txt"}, "has 1 tokens"),
-        ((exact, "int8"), {"text": tmp_path / "none.txt"}, "cannot read the calibration text"),
+        ((exact, "int8"), {"text": tmp_path / "none.txt"}, "no calibration text"),
+        ((exact, "int8"), {"text": latin}, "cannot read the calibration text"),
+        ((exact, "int8"), {"cache_dtype": "int8"}, "the cache is to be int8, and the file has none"),
+        ((exact, "fp16"), {"cache_dtype": "int8"}, "no 'int8' cache for fp16"),
         ((tmp_path / "half.onnx", "int8"), {}, "is fp16 already"),
     ]
     for (source, dtype), options, message in cases:
         with pytest.raises(OptionError, match=message):
             quantize(source, tmp_path / "out.onnx", dtype, **options)
     assert not (tmp_path / "out.onnx").exists() and not (tmp_path / "m.onnx").exists()
+
+
+def test_an_export_says_so_before_it_takes_time(tmp_path: Path) -> None:
+    for options in ({"cache_dtype": "int8"}, {"text": tmp_path / "none.txt"}, {"block_size": 64}):
+        report: list[str] = []
+        with pytest.raises(OptionError):
+            export_checkpoint(
+                small_checkpoint(), tmp_path / "m.onnx", dtype="int4", report=report.append, **options
+            )
+        assert report == []

@@ -18,7 +18,7 @@ from edgelm_export.metadata import graph_facts, model_entries, seal
 from edgelm_export.operators import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
 from edgelm_export.parity import ParityReport, compare, make_cases, torch_answer
 from edgelm_export.quality import Quality, calibration, compare_answers
-from edgelm_export.quantize import check_precision, quantize
+from edgelm_export.quantize import check_cache_dtype, check_precision, quantize
 from edgelm_export.standard_cache import STATIC_CACHE_OPSET
 from edgelm_export.trimming import evaluating, trimmed
 from edgelm_export.writer import new_file, scratch_folder, write_graph
@@ -67,6 +67,7 @@ def export_checkpoint(
     if dtype == "fp32":
         return _export_fp32(checkpoint, path, kv_cache, target, outputs, opset, atol, report)
     check_precision(dtype, **options)
+    check_cache_dtype(options.get("cache_dtype", "auto"), kv_cache)
     with scratch_folder(path) as folder:
         exact = folder / path.name
         parity = _export_fp32(checkpoint, exact, kv_cache, target, outputs, opset, atol, report)

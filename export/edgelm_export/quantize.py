@@ -31,7 +31,7 @@ Report = Callable[[str], None]
 # Percent of perplexity that a precision may cost by default.
 ALLOWED: dict[str, float] = {"fp16": 0.5, "int8": 2.0, "int4": 8.0}
 KERNELS = ("auto", "rows", "blocks")
-CACHE_DTYPES = ("auto", "int8", "fp32")
+CACHE_DTYPES = ("auto", "fp32", "int8")
 # The operator takes larger blocks too, but adds up a single row of them otherwise than the rows of a longer pass.
 BLOCK_SIZES: dict[str, tuple[int, ...]] = {"int8": (64, 32, 16), "int4": (32, 16)}
 HEAD = "head"
@@ -59,13 +59,10 @@ def quantize(
 
     Raises ExportError where no arrangement stays below `max_ppl_increase`; then nothing is written.
     """
-    check_precision(dtype, kernel, block_size, cache_dtype)
+    check_precision(dtype, kernel, block_size, cache_dtype, text)
     allowed = ALLOWED[dtype] if max_ppl_increase is None else max_ppl_increase
     source = Source(path, text, dtype != "fp16" and cache_dtype != "fp32", output)
-    if cache_dtype != "auto" and not source.cached:
-        raise OptionError(
-            f"the cache is to be {cache_dtype}, and {path} has none", "export it with --kv-cache"
-        )
+    check_cache_dtype(cache_dtype, source.cached)
     in_blocks = dtype == "int4" or (
         dtype == "int8" and (kernel == "blocks" or (kernel == "auto" and source.cached))
     )
@@ -77,9 +74,10 @@ def quantize(
 
 
 def check_precision(
-    dtype: str, kernel: str = "auto", block_size: int = 32, cache_dtype: str = "auto", **_: Any
-) -> None:
-    """Raise OptionError for options that `quantize` cannot follow."""
+    dtype: str, kernel: str = "auto", block_size: int = 32, cache_dtype: str = "auto",
+    text: Path | None = None, **_: Any,
+) -> None:  # fmt: skip
+    """Raise OptionError for options that `quantize` cannot follow, before anything takes time."""
     if dtype not in ALLOWED:
         raise OptionError(f"there is no precision {dtype!r}", f"choose from fp32, {', '.join(ALLOWED)}")
     if kernel not in KERNELS or (kernel == "rows" and dtype != "int8"):
@@ -89,9 +87,20 @@ def check_precision(
         raise OptionError(
             f"the block size is {block_size} for {dtype}", f"choose from {', '.join(map(str, sizes))}"
         )
-    if cache_dtype not in CACHE_DTYPES or (cache_dtype == "int8" and dtype == "fp16"):
+    caches = CACHE_DTYPES[:2] if dtype == "fp16" else CACHE_DTYPES
+    if cache_dtype not in caches:
         raise OptionError(
-            f"there is no {cache_dtype!r} cache for {dtype}", f"choose from {', '.join(CACHE_DTYPES)}"
+            f"there is no {cache_dtype!r} cache for {dtype}", f"choose from {', '.join(caches)}"
+        )
+    if text is not None and not text.is_file():
+        raise OptionError(f"there is no calibration text {text}", "give a UTF-8 file")
+
+
+def check_cache_dtype(cache_dtype: str, cached: bool) -> None:
+    """Raise OptionError where a cache is described and there is none."""
+    if cache_dtype != "auto" and not cached:
+        raise OptionError(
+            f"the cache is to be {cache_dtype}, and the file has none", "add --kv-cache on export"
         )
 
 
