@@ -12,7 +12,7 @@ import torch
 
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import export_checkpoint, moments, quantize
-from edgelm_export.blocks import quantize_blocks
+from edgelm_export.blocks import LEVELS, Blocks, divided, in_blocks, least_error, pack
 from edgelm_export.gptq import gptq_blocks
 from edgelm_export.moments import FedText, Moments, input_sizes
 from edgelm_export.quality import LARGEST_TEXT, calibration, fitting_windows
@@ -35,12 +35,20 @@ def inputs(rows: int, seed: int) -> np.ndarray:
     )
 
 
+def to_the_nearest(matrix: np.ndarray, size: int) -> Blocks:
+    """4-bit blocks with every weight rounded by itself: what GPTQ is to beat."""
+    blocks = in_blocks(matrix, size)
+    scales, zeros = least_error(blocks)
+    values = np.clip(np.rint(divided(blocks, scales)) + zeros[..., None], 0, LEVELS).astype(np.uint8)
+    return Blocks(4, size, matrix.shape[1], pack(values), scales, pack(zeros.astype(np.uint8)))
+
+
 @pytest.mark.parametrize("size", [16, 32, 64])
 def test_outputs_are_nearer_than_with_rounding_to_the_nearest(size: int) -> None:
     """On other inputs of the same kind; 88 inputs do not fill the last block of 64."""
     seen, unseen = inputs(500, 1), inputs(500, 2)
     fitted = gptq_blocks(MATRIX, seen.T @ seen / 500, size, "m")
-    nearest = quantize_blocks(MATRIX, 4, size)
+    nearest = to_the_nearest(MATRIX, size)
     assert (fitted.packed.shape, fitted.scales.shape) == (nearest.packed.shape, nearest.scales.shape)
     errors = [np.square(unseen @ (blocks.matrix() - MATRIX).T).mean() for blocks in (fitted, nearest)]
     assert errors[0] < 0.15 * errors[1]
@@ -49,7 +57,7 @@ def test_outputs_are_nearer_than_with_rounding_to_the_nearest(size: int) -> None
 
 def test_inputs_that_say_nothing_leave_rounding_to_the_nearest() -> None:
     for moments_ in (np.zeros((88, 88), np.float32), np.eye(88, dtype=np.float32)):
-        fitted, nearest = gptq_blocks(MATRIX, moments_, 32, "m"), quantize_blocks(MATRIX, 4, 32)
+        fitted, nearest = gptq_blocks(MATRIX, moments_, 32, "m"), to_the_nearest(MATRIX, 32)
         np.testing.assert_array_equal(fitted.packed, nearest.packed)
         np.testing.assert_array_equal(fitted.scales, nearest.scales)
         np.testing.assert_array_equal(fitted.zero_points, nearest.zero_points)
@@ -121,7 +129,7 @@ def test_a_model_in_4_bits_keeps_more_of_its_choices(
     export_checkpoint(small_checkpoint(name, width=64), exact, kv_cache=True, **options)
     fitted = quantize(exact, tmp_path / "fitted.onnx", "int4", max_ppl_increase=1e3)
     monkeypatch.setattr(
-        "edgelm_export.source.gptq_blocks", lambda matrix, _, size, name: quantize_blocks(matrix, 4, size)
+        "edgelm_export.source.gptq_blocks", lambda matrix, _, size, name: to_the_nearest(matrix, size)
     )
     nearest = quantize(exact, tmp_path / "nearest.onnx", "int4", max_ppl_increase=1e3)
     assert fitted.top1_agreement > nearest.top1_agreement + 0.05

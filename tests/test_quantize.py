@@ -13,7 +13,8 @@ import pytest
 import edgelm
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
-from edgelm_export.blocks import pack, quantize_blocks, unpack
+from edgelm_export.blocks import Blocks, blocks_of_8_bits, pack, unpack
+from edgelm_export.gptq import gptq_blocks
 from edgelm_export.grids import blocks_on_grid
 from edgelm_export.int8 import quantize_rows
 from edgelm_runtime.cached import CachedDecoder
@@ -138,10 +139,16 @@ STEPS = np.float16(np.random.default_rng(7).uniform(0.01, 0.1, (12, 3))).astype(
     ("bits", "size", "error"), [(8, 32, 0.006), (8, 16, 0.005), (4, 32, 0.05), (4, 128, 0.06)]
 )
 def test_blocks_stand_for_their_matrix(bits: int, size: int, error: float) -> None:
-    blocks = quantize_blocks(RANDOM, bits, size)
+    blocks = _rounded(RANDOM, bits, size)
     assert blocks.packed.shape == (12, -(-96 // size), size * bits // 8)
     assert 0 < np.abs(blocks.matrix() - RANDOM).std() < error
-    assert quantize_blocks(np.zeros((2, 8), np.float32), bits, size).matrix().tolist() == [[0] * 8] * 2
+    assert _rounded(np.zeros((2, 8), np.float32), bits, size).matrix().tolist() == [[0] * 8] * 2
+
+
+def _rounded(matrix: np.ndarray, bits: int, size: int) -> Blocks:
+    if bits == 8:
+        return blocks_of_8_bits(matrix, size)
+    return gptq_blocks(matrix, np.eye(matrix.shape[1], dtype=np.float32), size, "m")
 
 
 def test_halves_of_bytes() -> None:

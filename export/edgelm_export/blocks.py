@@ -45,17 +45,12 @@ class Blocks:
         return floats.reshape(len(floats), -1)[:, : self.columns]
 
 
-def quantize_blocks(matrix: Floats, bits: int, block_size: int) -> Blocks:
-    """`matrix` (out, in) in blocks of `block_size` inputs, 4 or 8 bits each, every weight by itself."""
-    columns = matrix.shape[1]
+def blocks_of_8_bits(matrix: Floats, block_size: int) -> Blocks:
+    """`matrix` (out, in) in 8-bit blocks of `block_size` inputs, every weight by itself. (4 bits: `gptq.py`.)"""
     blocks = in_blocks(matrix, block_size)
-    if bits == 8:
-        scales = np.abs(blocks).max(axis=-1) / np.float32(127)
-        packed = np.rint(divided(blocks, scales)) + CENTRE
-        return Blocks(8, block_size, columns, packed.astype(np.uint8), scales, None)
-    scales, zeros = least_error(blocks)
-    values = np.clip(np.rint(divided(blocks, scales)) + zeros[..., None], 0, LEVELS).astype(np.uint8)
-    return Blocks(4, block_size, columns, pack(values), scales, pack(zeros.astype(np.uint8)))
+    scales = np.abs(blocks).max(axis=-1) / np.float32(127)
+    packed = np.rint(divided(blocks, scales)) + CENTRE
+    return Blocks(8, block_size, matrix.shape[1], packed.astype(np.uint8), scales, None)
 
 
 def in_blocks(matrix: Floats, block_size: int) -> Floats:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from edgelm_export.blocks import Blocks, Floats, quantize_blocks
+from edgelm_export.blocks import Blocks, Floats, blocks_of_8_bits
 from edgelm_export.fp16 import Float16Weights
 from edgelm_export.int8 import RowwiseInt8, RowwiseInt8Embedding
 from edgelm_export.int8_cache import Int8Cache
@@ -45,7 +45,7 @@ class Plan:
 
         def rounded(name: str, matrix: Floats, bits: int) -> Blocks:
             if bits == 8:
-                return quantize_blocks(matrix, bits, self.block_size)
+                return blocks_of_8_bits(matrix, self.block_size)
             return source.gptq_blocks(name, matrix, self.block_size)
 
         if self.dtype == "int4":
