@@ -66,6 +66,7 @@ def joined(device: str) -> Iterator[World]:
     dist.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=_PATIENCE)
     try:
         yield World(place, rank, size)
+        dist.barrier()  # who leaves first would take down connections that the others still use
     finally:
         dist.destroy_process_group()
 
