@@ -27,8 +27,8 @@ from safetensors.torch import load_file, save_file
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm_runtime.errors import CheckpointError, EdgelmError, OutputError
-from edgelm_runtime.tokenizer import Tokenizer
-from edgelm_runtime.tokenizer_sources import load_tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
 CONFIG, WEIGHTS, TOKENIZER, STATE = "config.json", "model.safetensors", "tokenizer.json", "training_state.pt"
 

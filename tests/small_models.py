@@ -9,7 +9,7 @@ import torch
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig, RopeScaling
 from edgelm.model import Transformer
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 LLAMA: dict[str, Any] = {
     "position": "rotary", "norm": "rmsnorm", "activation": "silu", "gated_mlp": True,

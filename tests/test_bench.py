@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from edgelm.cli.bench_command import command
-from edgelm_runtime.benchmark import benchmark, parse_lengths
 from edgelm_runtime.errors import EdgelmError, ModelFileError, OptionError
+from edgelm_runtime.reports.benchmark import benchmark, parse_lengths
 
 DATA = Path(__file__).parent / "runtime" / "data"
 TINY, IDS = DATA / "tiny.onnx", DATA / "ids.onnx"
@@ -73,7 +73,7 @@ def test_lengths() -> None:
 def test_peak_memory_is_of_this_process_and_grows_with_what_is_held() -> None:
     held = bytearray(b"\1") * 300_000_000  # the measured process is started by a larger one
     code = (
-        "from edgelm_runtime.benchmark import peak_memory; a = peak_memory(); b = bytearray(b'x') * 40_000_000;"
+        "from edgelm_runtime.reports.benchmark import peak_memory; a = peak_memory(); b = bytearray(b'x') * 40_000_000;"
         "print(a or 0, peak_memory() or 0)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

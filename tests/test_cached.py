@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 
 from edgelm_export import export_checkpoint
 from edgelm_runtime import LanguageModel, load
-from edgelm_runtime.bound_run import BoundRun
-from edgelm_runtime.buffers import DeviceBuffer, HostBuffer, cache_device, make_buffer
-from edgelm_runtime.cached import MOST_CACHES, CachedDecoder
-from edgelm_runtime.decoder import RecomputeDecoder
+from edgelm_runtime.engine.cached_decoder import MOST_CACHES, CachedDecoder
+from edgelm_runtime.engine.io_binding import BoundRun
+from edgelm_runtime.engine.kv_buffers import DeviceBuffer, HostBuffer, cache_device, make_buffer
+from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ClosedError, OptionError
 from edgelm_runtime.loading import choose_decoder
-from edgelm_runtime.model_file import read_model_file
-from edgelm_runtime.session import Session
+from edgelm_runtime.model_file.metadata import read_model_file
 from tests.small_models import small_checkpoint
 
 ARCHITECTURES = [

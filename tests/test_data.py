@@ -22,8 +22,8 @@ from edgelm.training.batches import Windows, permuted
 from edgelm.training.documents import STDLIB, cut, find_files, read_piece, save_standard_input
 from edgelm.training.shards import TokenData, TokenStream
 from edgelm_runtime.errors import DataError
-from edgelm_runtime.tokenizer import Tokenizer
-from edgelm_runtime.tokenizer_sources import byte_tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer_loading import byte_tokenizer
 
 END = 256
 

@@ -20,10 +20,10 @@ import edgelm
 from edgelm.checkpoint import Checkpoint, save_checkpoint
 from edgelm.cli import group
 from edgelm_export import export_checkpoint, quantize, writer
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, ModelFileError, OptionError, OutputError
-from edgelm_runtime.mapping import ALIGNMENT, SMALLEST, without_weights
-from edgelm_runtime.session import Session
-from edgelm_runtime.verify import verify
+from edgelm_runtime.model_file.weight_mmap import ALIGNMENT, SMALLEST, without_weights
+from edgelm_runtime.reports.verify import verify
 from tests.small_models import small_checkpoint, small_model, small_tokenizer
 
 

@@ -16,10 +16,10 @@ from edgelm_export.blocks import LEVELS, Blocks, divided, in_blocks, least_error
 from edgelm_export.gptq import gptq_blocks
 from edgelm_export.moments import FedText, Moments, input_sizes
 from edgelm_export.quality import LARGEST_TEXT, calibration, fitting_windows
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError
-from edgelm_runtime.model_file import read_model_file
-from edgelm_runtime.session import Session
-from edgelm_runtime.verify import verify
+from edgelm_runtime.model_file.metadata import read_model_file
+from edgelm_runtime.reports.verify import verify
 from tests.small_models import small_checkpoint, small_model
 
 RANDOM = np.random.default_rng(0)

@@ -17,7 +17,7 @@ from edgelm.importers.pretokenizers import GPT2, LLAMA3, QWEN2
 from edgelm.importers.tokenizer_json import convert, read_tokenizer_json
 from edgelm.importers.tokenizer_source import character_tokenizer, choose_tokenizer, read_tokenizer
 from edgelm_runtime.errors import OptionError, TokenizerError
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 CORPUS = (
     "It's a dog's life, they've said; WE'LL see 12345 of 3.14!\n\n\n    if x == y:\n\t\treturn foo_bar(baz[0])  \n"

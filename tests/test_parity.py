@@ -11,8 +11,8 @@ import torch
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import export_checkpoint, operators
 from edgelm_runtime import RecomputeDecoder, generate_ids
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError
-from edgelm_runtime.session import Session
 from tests.small_models import ARCHITECTURES, small_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")

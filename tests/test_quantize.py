@@ -17,11 +17,11 @@ from edgelm_export.blocks import Blocks, blocks_of_8_bits, pack, unpack
 from edgelm_export.gptq import gptq_blocks
 from edgelm_export.grids import blocks_on_grid
 from edgelm_export.int8 import quantize_rows
-from edgelm_runtime.cached import CachedDecoder
-from edgelm_runtime.decoder import RecomputeDecoder
+from edgelm_runtime.engine.cached_decoder import CachedDecoder
+from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
-from edgelm_runtime.session import Session
-from edgelm_runtime.verify import verify
+from edgelm_runtime.reports.verify import verify
 from tests.small_models import small_checkpoint, small_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")

@@ -16,8 +16,8 @@ from edgelm_export.int8 import RowwiseInt8
 from edgelm_export.rewriting import products
 from edgelm_export.smoothing import Smoothed, factors
 from edgelm_export.writer import write_graph
-from edgelm_runtime.decoder import empty_cache
-from edgelm_runtime.session import Session
+from edgelm_runtime.engine.graph_inputs import empty_cache
+from edgelm_runtime.engine.session import Session
 from tests.small_models import small_checkpoint, small_model
 
 IDS = np.random.default_rng(0).integers(0, 61, (1, 20))

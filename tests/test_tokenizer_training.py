@@ -14,7 +14,7 @@ from tokenizers import Regex, pre_tokenizers
 
 from edgelm.training.vocabulary import train_vocabulary
 from edgelm_runtime.errors import ConfigError
-from edgelm_runtime.tokenizer import DEFAULT_PATTERN, END_OF_TEXT, Tokenizer
+from edgelm_runtime.text.tokenizer import DEFAULT_PATTERN, END_OF_TEXT, Tokenizer
 
 MIXED = (
     "def read_json(path):\n    with open(path) as file:\n\t\treturn json.load(file)  # élan\r\n\r\n"

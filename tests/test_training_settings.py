@@ -24,6 +24,7 @@ from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm.training.config import SAVED, TrainingConfig, resolve
 from edgelm.training.report import Figures
+from edgelm_runtime.assets import assets_folder
 from edgelm_runtime.errors import (
     CheckpointError,
     ConfigError,
@@ -31,7 +32,6 @@ from edgelm_runtime.errors import (
     OutputError,
     TokenizerError,
 )
-from edgelm_runtime.model_file import assets_folder
 
 PRESETS = sorted(path.stem for path in assets_folder().glob("*.toml"))
 TINY = [

@@ -15,9 +15,9 @@ from onnx import numpy_helper
 
 from edgelm_export import compare_with_checkpoint, export_checkpoint
 from edgelm_export.writer import append_metadata
-from edgelm_runtime.digest import DIGEST_KEY, file_digest
 from edgelm_runtime.errors import EdgelmError, ModelFileError, VerificationError
-from edgelm_runtime.verify import verify
+from edgelm_runtime.model_file.digest import DIGEST_KEY, file_digest
+from edgelm_runtime.reports.verify import verify
 from tests.small_models import small_checkpoint, small_model
 
 Change = Callable[[onnx.ModelProto], None]
@@ -99,7 +99,7 @@ def changed(source: Path, target: Path, change: Change) -> Path:
 
 def test_an_intact_file_passes_without_torch_and_onnx(exported: Path) -> None:
     code = (
-        "import sys; from edgelm_runtime.verify import verify; print(verify(sys.argv[1], 'cpu', 1));"
+        "import sys; from edgelm_runtime.reports.verify import verify; print(verify(sys.argv[1], 'cpu', 1));"
         "assert not {'torch', 'onnx', 'edgelm'} & set(sys.modules)"
     )
     paths = f"import sys; sys.path[:0] = {sys.path!r};"

@@ -13,7 +13,7 @@ import click
 from edgelm.cli.options import device_options
 
 if TYPE_CHECKING:
-    from edgelm_runtime.benchmark import Figures
+    from edgelm_runtime.reports.benchmark import Figures
 
 
 @click.command("bench")
@@ -32,7 +32,7 @@ def command(model: Path, vs: Path | None, as_json: bool, prefill: str, contexts:
 
     Lengths beyond the model's context are left out. Nothing else should run meanwhile.
     """
-    from edgelm_runtime.benchmark import benchmark, parse_lengths
+    from edgelm_runtime.reports.benchmark import benchmark, parse_lengths
 
     figures = benchmark(
         [model] if vs is None else [model, vs],

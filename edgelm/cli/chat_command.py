@@ -38,7 +38,7 @@ def command(model: str | None, system: str | None, **options: Any) -> None:
     Each line is a message; lines may also come from a pipe. /help lists what else there is.
     """
     from edgelm_runtime import Conversation
-    from edgelm_runtime.generation import split_options
+    from edgelm_runtime.generation.options import split_options
 
     values = generation_values(options)
     with load_model(model, options) as lm:

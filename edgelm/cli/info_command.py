@@ -15,7 +15,7 @@ import click
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(model: Path, as_json: bool) -> None:
     """Say what the model file MODEL is: sizes, architecture, interface, parity, origin."""
-    from edgelm_runtime.info import describe
+    from edgelm_runtime.reports.describe import describe
 
     about = describe(model)
     if as_json:

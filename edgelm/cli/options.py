@@ -84,8 +84,7 @@ def _with(command: Command, options: tuple[Callable[[Command], Command], ...]) -
 
 def generation_values(options: dict[str, Any]) -> dict[str, Any]:
     """What the user gave of the generation options, for `LanguageModel.generate`; takes them out of `options`."""
-    from edgelm_runtime.generation import LIMIT_OPTIONS
-    from edgelm_runtime.sampler import SAMPLING_OPTIONS
+    from edgelm_runtime.generation.options import LIMIT_OPTIONS, SAMPLING_OPTIONS
 
     names = {*SAMPLING_OPTIONS, *LIMIT_OPTIONS}
     values = {name: options.pop(name) for name in names & options.keys()}

@@ -21,7 +21,7 @@ def command(model: Path, provider: str, threads: int | None, against: str | None
     Checks every byte of graph, weights and metadata, and replays the prompts that the file carries. Needs no
     PyTorch, except with --against.
     """
-    from edgelm_runtime.verify import verify
+    from edgelm_runtime.reports.verify import verify
 
     if atol is not None and against is None:
         raise click.UsageError("--atol belongs to --against")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgelm_runtime.errors import TokenizerError
-from edgelm_runtime.tokenizer import PrefixSpace
+from edgelm_runtime.text.tokenizer import PrefixSpace
 
 # https://github.com/openai/gpt-2/blob/master/src/encoder.py
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 import tokenizers
 
 from edgelm_runtime.errors import TokenizerError
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 _PROSE = (
     "The quick brown fox doesn't jump; it's WE'LL, I'M, they've and YOU'D who do, 1234567 times (3.14%)!",

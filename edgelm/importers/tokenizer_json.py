@@ -30,7 +30,7 @@ from edgelm.importers.files import read_json
 from edgelm.importers.pretokenizers import pattern_of
 from edgelm.importers.tokenizer_check import check_tokenizer
 from edgelm_runtime.errors import TokenizerError
-from edgelm_runtime.tokenizer import PrefixSpace, Tokenizer
+from edgelm_runtime.text.tokenizer import PrefixSpace, Tokenizer
 
 SPACE_SYMBOL = "\u2581"
 

@@ -12,8 +12,8 @@ from edgelm.importers.gguf_tokenizer import gguf_tokenizer
 from edgelm.importers.pickles import plain_pickle
 from edgelm.importers.tokenizer_json import SYMBOL_OF, ImportedTokenizer, convert, read_tokenizer_json
 from edgelm_runtime.errors import EdgelmError, TokenizerError
-from edgelm_runtime.tokenizer import Tokenizer
-from edgelm_runtime.tokenizer_sources import load_tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
 IDS_ONLY = "none"
 WAYS_ON = "give one with --tokenizer PATH|NAME, or --tokenizer none for a model that takes and gives ids only"

@@ -10,8 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from edgelm.model.transformer import Transformer
-from edgelm_runtime.decoder import last_positions, padded
-from edgelm_runtime.generation import generate_ids
+from edgelm_runtime.engine.graph_inputs import last_positions, padded
+from edgelm_runtime.generation.loop import generate_ids
 
 
 class TorchDecoder:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from edgelm.config import ModelConfig
+from edgelm_runtime.assets import assets_folder
 from edgelm_runtime.errors import CheckpointError, ConfigError, OutputError
-from edgelm_runtime.model_file import assets_folder
 
 if sys.version_info >= (3, 11):
     import tomllib

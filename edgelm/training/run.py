@@ -28,11 +28,11 @@ from edgelm.training.report import CSV, PLOT, Reporter, Silent, plot
 from edgelm.training.trainer import BEST, LAST, Trainer
 from edgelm.training.validation import Measure
 from edgelm.training.vocabulary import sample_texts, train_vocabulary
+from edgelm_runtime.engine.threads import default_threads
 from edgelm_runtime.errors import ConfigError, EdgelmError, OutputError
-from edgelm_runtime.generation import ContextWarning
-from edgelm_runtime.session import default_threads
-from edgelm_runtime.tokenizer import Tokenizer
-from edgelm_runtime.tokenizer_sources import load_tokenizer
+from edgelm_runtime.generation.results import ContextWarning
+from edgelm_runtime.text.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
 TOKENS, TOKENIZER, STANDARD_INPUT = "tokens", "tokenizer.json", "stdin.txt"
 SAMPLE = "sample.txt"

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from edgelm.checkpoint import replaced_folder
 from edgelm.training.documents import Piece, read_piece
 from edgelm_runtime.errors import DataError
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 INDEX = "index.json"
 SIDES = ("train", "val")

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Trainee
 
 from edgelm.training.documents import Piece, read_piece
 from edgelm_runtime.errors import ConfigError
-from edgelm_runtime.tokenizer import DEFAULT_PATTERN, END_OF_TEXT, Tokenizer
+from edgelm_runtime.text.tokenizer import DEFAULT_PATTERN, END_OF_TEXT, Tokenizer
 
 LEAST_VOCABULARY = 257
 """All bytes, and end-of-text."""

@@ -22,11 +22,11 @@ from edgelm_export.quantize import check_cache_dtype, check_precision, quantize
 from edgelm_export.standard_cache import STATIC_CACHE_OPSET
 from edgelm_export.trimming import evaluating, trimmed
 from edgelm_export.writer import new_file, scratch_folder, write_graph
-from edgelm_runtime.decoder import RecomputeDecoder
+from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
-from edgelm_runtime.model_file import ModelFile, read_model_file
-from edgelm_runtime.session import Session
-from edgelm_runtime.verify import verify
+from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
+from edgelm_runtime.reports.verify import verify
 
 Report = Callable[[str], None]
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import Decoder
-from edgelm_runtime.tokenizer import Tokenizer
-from edgelm_runtime.verify import logsumexp
+from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.logprobs import logsumexp
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 TEXTS = ("def main(", "Once upon a time", "The 3 rules are:\n\n1. ", "naïve 漢字 🙂\t", "x = [1, 2, 3]\n" * 8)
 STEPS = 16

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from edgelm_export.quality import Calibration
 from edgelm_export.rewriting import constant
 from edgelm_export.standard_cache import refuse_standard_cache
-from edgelm_runtime.decoder import empty_cache, past_names
-from edgelm_runtime.session import Session
+from edgelm_runtime.engine.graph_inputs import empty_cache, past_names
+from edgelm_runtime.engine.session import Session
 
 LEVELS = 127
 ROOM = 1.5

@@ -18,9 +18,9 @@ from edgelm.checkpoint import Checkpoint
 from edgelm.model import Transformer
 from edgelm_export.steady import SPARE, SPARE_NAME
 from edgelm_export.writer import append_metadata
-from edgelm_runtime.digest import DIGEST_KEY, file_digest
 from edgelm_runtime.errors import ExportError
-from edgelm_runtime.model_file import FORMAT, PREFIX
+from edgelm_runtime.model_file.digest import DIGEST_KEY, file_digest
+from edgelm_runtime.model_file.interface import FORMAT, PREFIX
 
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from edgelm_export.rewriting import products
 from edgelm_export.writer import scratch_folder, write_graph
-from edgelm_runtime.decoder import empty_cache
-from edgelm_runtime.session import Session
+from edgelm_runtime.engine.graph_inputs import empty_cache
+from edgelm_runtime.engine.session import Session
 
 Floats = NDArray[np.float32]
 Windows = Sequence[NDArray[np.int64]]

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm_export.cached_operators import CACHE_LENGTH
-from edgelm_runtime.decoder import empty_cache, needs_room, padded, past_names
+from edgelm_runtime.engine.graph_inputs import empty_cache, needs_room, padded, past_names
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError
-from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.session import Session
+from edgelm_runtime.model_file.metadata import ModelFile
 
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]

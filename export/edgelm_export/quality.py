@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import Decoder
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.generation import generate_ids
-from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.sampler import log_softmax
+from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.logprobs import log_softmax
+from edgelm_runtime.generation.loop import generate_ids
+from edgelm_runtime.model_file.metadata import ModelFile
 
 SAMPLE = Path(__file__).with_name("sample.txt")
 FITTING = Path(__file__).with_name("fitting.txt")

@@ -22,9 +22,9 @@ from edgelm_export.quality import Quality, compare_answers
 from edgelm_export.rewriting import products
 from edgelm_export.source import Source
 from edgelm_export.writer import new_file, write_graph
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError
-from edgelm_runtime.session import Session
-from edgelm_runtime.verify import verify
+from edgelm_runtime.reports.verify import verify
 
 Report = Callable[[str], None]
 

@@ -16,10 +16,11 @@ from edgelm_export.int8_cache import Ranges, cache_ranges
 from edgelm_export.moments import FedText, Moments, input_sizes
 from edgelm_export.quality import Answers, Calibration, calibration, fitting_windows
 from edgelm_export.rewriting import products
-from edgelm_runtime.decoder import RecomputeDecoder
+from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.model_file import PREFIX, ModelFile, read_model_file
-from edgelm_runtime.session import Session
+from edgelm_runtime.model_file.interface import PREFIX
+from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
 
 
 class Source:

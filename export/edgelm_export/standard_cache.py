@@ -16,7 +16,7 @@ import torch
 from edgelm.config import ModelConfig
 from edgelm.model import AttentionSpec
 from edgelm_export.operators import one_node, rotary_node, spelled_out
-from edgelm_runtime.decoder import CAPACITY
+from edgelm_runtime.engine.graph_inputs import CAPACITY
 from edgelm_runtime.errors import OptionError
 
 STATIC_CACHE_OPSET = 24

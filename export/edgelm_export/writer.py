@@ -24,8 +24,8 @@ import onnx
 import onnx_ir as ir
 
 from edgelm_runtime.errors import OutputError
-from edgelm_runtime.mapping import ALIGNMENT, SMALLEST
-from edgelm_runtime.protobuf import GRAPH, INITIALIZER, RAW_DATA, TENSOR_DOC, delimited
+from edgelm_runtime.model_file.protobuf import GRAPH, INITIALIZER, RAW_DATA, TENSOR_DOC, delimited
+from edgelm_runtime.model_file.weight_mmap import ALIGNMENT, SMALLEST
 
 # Protobuf refuses 2 GiB; the difference is room for the graph and the metadata.
 LARGEST_FILE = 2**31 - 64 * 2**20

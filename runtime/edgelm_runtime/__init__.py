@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgelm_runtime.conversation import Conversation
-    from edgelm_runtime.decoder import Decoder, RecomputeDecoder
+    from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
     from edgelm_runtime.errors import (
         ClosedError,
         EdgelmError,
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
         TokenizerError,
         VerificationError,
     )
-    from edgelm_runtime.generation import ContextWarning, Generation, Stats, generate_ids
+    from edgelm_runtime.generation.decoder import Decoder
+    from edgelm_runtime.generation.loop import generate_ids
+    from edgelm_runtime.generation.options import Limits, Options, Sampling
+    from edgelm_runtime.generation.results import ContextWarning, Generation, Piece, Stats
     from edgelm_runtime.language_model import LanguageModel
     from edgelm_runtime.loading import load
-    from edgelm_runtime.model_file import ModelFile
-    from edgelm_runtime.options import Options
-    from edgelm_runtime.row import Limits, Piece
-    from edgelm_runtime.sampler import Sampling
+    from edgelm_runtime.model_file.metadata import ModelFile
     from edgelm_runtime.scoring import Score
-    from edgelm_runtime.tokenizer import Tokenizer
-    from edgelm_runtime.tokenizer_sources import byte_tokenizer, load_tokenizer
+    from edgelm_runtime.text.tokenizer import Tokenizer
+    from edgelm_runtime.text.tokenizer_loading import byte_tokenizer, load_tokenizer
 
 __all__ = [
     "ClosedError",
@@ -70,11 +70,13 @@ __all__ = [
 ]
 
 _MODULES = {
-    "Conversation": "conversation", "Decoder": "decoder", "RecomputeDecoder": "decoder",
-    "ContextWarning": "generation", "Generation": "generation", "Stats": "generation", "generate_ids": "generation",
-    "LanguageModel": "language_model", "load": "loading", "ModelFile": "model_file", "Options": "options",
-    "Limits": "row", "Piece": "row", "Sampling": "sampler", "Score": "scoring", "Tokenizer": "tokenizer",
-    "byte_tokenizer": "tokenizer_sources", "load_tokenizer": "tokenizer_sources",
+    "Conversation": "conversation", "LanguageModel": "language_model", "load": "loading", "Score": "scoring",
+    "Decoder": "generation.decoder", "generate_ids": "generation.loop",
+    "Limits": "generation.options", "Options": "generation.options", "Sampling": "generation.options",
+    "ContextWarning": "generation.results", "Generation": "generation.results", "Piece": "generation.results",
+    "Stats": "generation.results", "RecomputeDecoder": "engine.recompute_decoder",
+    "ModelFile": "model_file.metadata", "Tokenizer": "text.tokenizer",
+    "byte_tokenizer": "text.tokenizer_loading", "load_tokenizer": "text.tokenizer_loading",
 }  # fmt: skip
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
+from edgelm_runtime.generation.options import Limits, Options
+from edgelm_runtime.generation.results import Piece
 from edgelm_runtime.language_model import LanguageModel
-from edgelm_runtime.options import Options
-from edgelm_runtime.row import Limits, Piece
-from edgelm_runtime.sampler import whole
+from edgelm_runtime.validation import whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

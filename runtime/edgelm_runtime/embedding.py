@@ -8,10 +8,10 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import empty_cache, padded
+from edgelm_runtime.engine.graph_inputs import empty_cache, padded
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, OptionError
-from edgelm_runtime.sampler import whole
-from edgelm_runtime.session import Session
+from edgelm_runtime.validation import whole
 
 Layer = Literal["hidden", "embeddings"]
 Pooling = Literal["mean", "last", "none"]

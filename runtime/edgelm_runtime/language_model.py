@@ -9,20 +9,22 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime import chat as chat_format
-from edgelm_runtime.cached import CachedDecoder
-from edgelm_runtime.constraint import make_constraint
-from edgelm_runtime.decoder import Decoder
 from edgelm_runtime.embedding import Layer, Pooling, embed_rows
+from edgelm_runtime.engine.cached_decoder import CachedDecoder
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.generation import Generation, Stats, check_prompt, finished, run, split_options
-from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.options import Options
-from edgelm_runtime.row import Limits, Piece, Row
-from edgelm_runtime.sampler import Sampler, whole
+from edgelm_runtime.generation.constraint import make_constraint
+from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.loop import finished, run
+from edgelm_runtime.generation.options import DEFAULTS_FROM_FILE, Limits, Options, split_options
+from edgelm_runtime.generation.results import Generation, Piece, Stats
+from edgelm_runtime.generation.sampler import Sampler
+from edgelm_runtime.generation.sequence import Row
+from edgelm_runtime.model_file.metadata import ModelFile
 from edgelm_runtime.scoring import Score, score_ids
-from edgelm_runtime.session import Session
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.text import chat_template as chat_format
+from edgelm_runtime.text.tokenizer import Tokenizer
+from edgelm_runtime.validation import check_prompt, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -292,13 +294,6 @@ class LanguageModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-# What a model file may set as the default of an option.
-DEFAULTS_FROM_FILE = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
-    "frequency_penalty", "presence_penalty", "banned_tokens", "max_new_tokens", "stop",
-)  # fmt: skip
 
 
 def _is_single(prompt: Any) -> bool:

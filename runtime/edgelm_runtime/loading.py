@@ -7,15 +7,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from edgelm_runtime.buffers import cache_device
-from edgelm_runtime.cached import CachedDecoder
-from edgelm_runtime.decoder import Decoder, ForeignDecoder, RecomputeDecoder
+from edgelm_runtime.assets import assets_folder
+from edgelm_runtime.engine.cached_decoder import CachedDecoder
+from edgelm_runtime.engine.kv_buffers import cache_device
+from edgelm_runtime.engine.recompute_decoder import ForeignDecoder, RecomputeDecoder
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, OptionError
+from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.language_model import LanguageModel
-from edgelm_runtime.model_file import ModelFile, assets_folder, is_model_file, read_model_file
-from edgelm_runtime.sampler import whole
-from edgelm_runtime.session import Session
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
+from edgelm_runtime.text.tokenizer import Tokenizer
+from edgelm_runtime.validation import whole
 
 BUNDLED = "python.onnx"
 

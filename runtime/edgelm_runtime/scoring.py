@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import Decoder
 from edgelm_runtime.errors import NumericsError, OptionError
-from edgelm_runtime.sampler import whole
+from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.validation import whole
 
 # Logits looked at together: enough for numpy, and few beside a pass's own memory.
 BLOCK = 1 << 20

@@ -31,14 +31,17 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / part) for part in (".", "export", "runtime")]
 
 from edgelm_runtime import load  # noqa: E402
-from edgelm_runtime.benchmark import benchmark  # noqa: E402
-from edgelm_runtime.buffers import cache_device  # noqa: E402
-from edgelm_runtime.decoder import Decoder, RecomputeDecoder, empty_cache  # noqa: E402
+from edgelm_runtime.engine.graph_inputs import empty_cache  # noqa: E402
+from edgelm_runtime.engine.kv_buffers import cache_device  # noqa: E402
+from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder  # noqa: E402
+from edgelm_runtime.engine.session import Session, choose_providers  # noqa: E402
 from edgelm_runtime.errors import EdgelmError, ProviderError  # noqa: E402
+from edgelm_runtime.generation.decoder import Decoder  # noqa: E402
 from edgelm_runtime.loading import choose_decoder  # noqa: E402
-from edgelm_runtime.model_file import read_model_file  # noqa: E402
-from edgelm_runtime.session import Session, TensorInfo, choose_providers  # noqa: E402
-from edgelm_runtime.verify import verify  # noqa: E402
+from edgelm_runtime.model_file.interface import TensorInfo  # noqa: E402
+from edgelm_runtime.model_file.metadata import read_model_file  # noqa: E402
+from edgelm_runtime.reports.benchmark import benchmark  # noqa: E402
+from edgelm_runtime.reports.verify import verify  # noqa: E402
 
 Ids = NDArray[np.int64]
 Check = tuple[bool, str]  # whether it holds, and what was found

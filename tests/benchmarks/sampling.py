@@ -26,9 +26,10 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 
 from edgelm_runtime import Limits, Sampling, Stats, Tokenizer  # noqa: E402
-from edgelm_runtime.generation import run, split_options  # noqa: E402
-from edgelm_runtime.row import Row  # noqa: E402
-from edgelm_runtime.sampler import Sampler  # noqa: E402
+from edgelm_runtime.generation.loop import run  # noqa: E402
+from edgelm_runtime.generation.options import split_options  # noqa: E402
+from edgelm_runtime.generation.sampler import Sampler  # noqa: E402
+from edgelm_runtime.generation.sequence import Row  # noqa: E402
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "greedy": {},

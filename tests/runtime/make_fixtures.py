@@ -23,7 +23,7 @@ from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm_export import export_checkpoint
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 DATA = Path(__file__).parent / "data"
 MERGES = [b"th", b"the", b"in"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from edgelm_runtime import MissingExtraError, OptionError, Tokenizer
-from edgelm_runtime.chat import encode_chat, render_chat
+from edgelm_runtime.text.chat_template import encode_chat, render_chat
 
 TALK = [
     {"role": "system", "content": "Be brief."},

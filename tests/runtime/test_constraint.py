@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgelm_runtime import LanguageModel, MissingExtraError, OptionError, Tokenizer, load
-from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.session import Session
+from edgelm_runtime.engine.session import Session
+from edgelm_runtime.model_file.metadata import ModelFile
 
 pytest.importorskip("llguidance", reason="needs the extra constrain")
 
@@ -171,7 +171,7 @@ def test_without_llguidance_the_extra_is_named(session: Session, monkeypatch: py
 
 def test_masks_are_read_bit_for_bit(session: Session) -> None:
     """The mask of the first token against the tokens that begin a choice."""
-    from edgelm_runtime.constraint import make_constraint
+    from edgelm_runtime.generation.constraint import make_constraint
 
     info = ModelFile({"vocab_size": VOCAB, "context_length": 9}, TOKENIZER, {"end_ids": [263]})
     constraint = make_constraint(info, ["abc", "true"], None, None)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgelm_runtime import Tokenizer, byte_tokenizer
-from edgelm_runtime.detokenizer import Detokenizer
+from edgelm_runtime.text.detokenizer import Detokenizer
 
 BYTES = byte_tokenizer()
 # Tokens that end inside characters and begin there, besides single bytes and a special token.

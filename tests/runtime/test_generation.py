@@ -23,9 +23,9 @@ from edgelm_runtime import (
     byte_tokenizer,
     generate_ids,
 )
-from edgelm_runtime.generation import run
-from edgelm_runtime.row import Row
-from edgelm_runtime.sampler import Sampler
+from edgelm_runtime.generation.loop import run
+from edgelm_runtime.generation.sampler import Sampler
+from edgelm_runtime.generation.sequence import Row
 
 VOCAB = 12
 BYTES = byte_tokenizer()

@@ -90,8 +90,7 @@ def test_everything_public_is_exported_and_documented() -> None:
 
 
 def test_the_typed_options_are_those_that_are_accepted() -> None:
-    from edgelm_runtime.generation import LIMIT_OPTIONS
-    from edgelm_runtime.sampler import SAMPLING_OPTIONS
+    from edgelm_runtime.generation.options import LIMIT_OPTIONS, SAMPLING_OPTIONS
 
     prompt_options = {"allowed_special", "choices", "regex", "json_schema"}
     assert set(edgelm_runtime.Options.__annotations__) == {*LIMIT_OPTIONS, *SAMPLING_OPTIONS, *prompt_options}

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgelm_runtime import Limits, Sampling, Stats, byte_tokenizer
-from edgelm_runtime.generation import run
-from edgelm_runtime.lookup import DraftLength, draft
-from edgelm_runtime.row import Row
-from edgelm_runtime.sampler import Sampler
+from edgelm_runtime.generation.loop import run
+from edgelm_runtime.generation.prompt_lookup import DraftLength, draft
+from edgelm_runtime.generation.sampler import Sampler
+from edgelm_runtime.generation.sequence import Row
 
 VOCAB = 12
 BYTES = byte_tokenizer()

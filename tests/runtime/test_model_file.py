@@ -11,8 +11,9 @@ import pytest
 from fakes import CHAT, FOREIGN, IDS, TINY
 
 from edgelm_runtime import ModelFileError, OptionError, byte_tokenizer, load
-from edgelm_runtime.model_file import read_model_file
-from edgelm_runtime.session import Session, TensorInfo
+from edgelm_runtime.engine.session import Session
+from edgelm_runtime.model_file.interface import TensorInfo
+from edgelm_runtime.model_file.metadata import read_model_file
 
 
 class FakeSession:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgelm_runtime import NumericsError, OptionError, Sampling
-from edgelm_runtime.filters import filtered
-from edgelm_runtime.sampler import Sampler, top_logprobs, uniform
+from edgelm_runtime.generation.filters import filtered
+from edgelm_runtime.generation.logprobs import top_logprobs
+from edgelm_runtime.generation.sampler import Sampler, uniform
 
 VOCAB = 40
 

@@ -16,8 +16,9 @@ import pytest
 from fakes import CACHED, TINY
 
 from edgelm_runtime import ClosedError, ModelFileError, OptionError, ProviderError, load
-from edgelm_runtime import session as session_module
-from edgelm_runtime.session import Session, default_threads
+from edgelm_runtime.engine import session as session_module
+from edgelm_runtime.engine.session import Session
+from edgelm_runtime.engine.threads import default_threads
 
 FORKS = hasattr(os, "fork")
 
@@ -31,7 +32,7 @@ def test_threads_must_be_a_number(wrong: Any) -> None:
 def test_threads_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     for quota, expected in ((None, 6), (2, 2), (99, 6)):
-        monkeypatch.setattr(session_module, "_container_cpus", lambda quota=quota: quota)
+        monkeypatch.setattr("edgelm_runtime.engine.threads._container_cpus", lambda quota=quota: quota)
         assert default_threads() == expected
 
 

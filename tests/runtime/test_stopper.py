@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgelm_runtime import OptionError
-from edgelm_runtime.stopper import Stopper
+from edgelm_runtime.text.stop_strings import Stopper
 
 letters = st.text("ab\n", max_size=30)
 

@@ -22,32 +22,25 @@ import os
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgelm_runtime.engine.threads import default_threads
+from edgelm_runtime.model_file.interface import TensorInfo
+
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime as ort
 
 from edgelm_runtime.errors import ClosedError, ModelFileError, OptionError, ProviderError
-from edgelm_runtime.mapping import without_weights
+from edgelm_runtime.model_file.weight_mmap import without_weights
 
 SUFFIX = "ExecutionProvider"
 ERRORS_ONLY = 3
 PROVIDER_OPTIONS = {"CUDA" + SUFFIX: {"use_tf32": "0"}}
-
-
-@dataclass(frozen=True)
-class TensorInfo:
-    """Name, onnxruntime type such as `tensor(float)`, and shape of an input or output; names for free axes."""
-
-    name: str
-    type: str
-    shape: tuple[int | str | None, ...]
 
 
 class Session:
@@ -188,28 +181,6 @@ def choose_providers(provider: str) -> list[str]:
         f"this onnxruntime has no provider {provider!r}",
         f"it has {', '.join(_short(name) for name in available)}; others come with other onnxruntime packages",
     )
-
-
-def default_threads() -> int:
-    """The smaller of CPU affinity and container quota, at least 1."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    return max(1, min(affinity, _container_cpus() or affinity))
-
-
-def _container_cpus() -> int | None:
-    """CPUs that the control group grants (version 2, then 1), rounded up; None where there is no limit."""
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()[:2]
-    except (OSError, ValueError):
-        try:
-            folder = Path("/sys/fs/cgroup/cpu")
-            quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-            period = (folder / "cpu.cfs_period_us").read_text().strip()
-        except OSError:
-            return None
-    if not quota.isdigit() or not period.isdigit() or int(period) == 0:
-        return None
-    return max(1, -(-int(quota) // int(period)))
 
 
 def _session_options(threads: int | None, optimize: bool) -> ort.SessionOptions:

@@ -8,7 +8,7 @@ from pathlib import Path
 import tiktoken
 
 from edgelm_runtime.errors import TokenizerError
-from edgelm_runtime.tokenizer import END_OF_TEXT, Tokenizer
+from edgelm_runtime.text.tokenizer import END_OF_TEXT, Tokenizer
 
 
 def byte_tokenizer() -> Tokenizer:

@@ -2,83 +2,25 @@
 
 from __future__ import annotations
 
-import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.detokenizer import Detokenizer
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.lookup import DraftLength, draft
-from edgelm_runtime.sampler import Sampler, number, top_logprobs, whole
-from edgelm_runtime.stopper import Stopper
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.generation.logprobs import top_logprobs
+from edgelm_runtime.generation.options import Limits
+from edgelm_runtime.generation.prompt_lookup import DraftLength, draft
+from edgelm_runtime.generation.results import FinishReason, Piece
+from edgelm_runtime.generation.sampler import Sampler
+from edgelm_runtime.text.detokenizer import Detokenizer
+from edgelm_runtime.text.stop_strings import Stopper
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 Ids = NDArray[np.int64]
-Overflow = Literal["slide", "stop", "error"]
-FinishReason = Literal["stop", "length", "end", "context", "time", "cancelled"]
 
 AUTO_DRAFT = 16
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one token adds. The last piece of a text carries `finish_reason` and any text held back.
-
-    `token_id` is None in a last piece that stands for no token of the text (an end token, a stop by time).
-    `logprob` is the natural log-probability under the unmodified model, where asked for, and
-    `top_logprobs` the N most likely tokens with theirs.
-    """
-
-    text: str
-    token_id: int | None
-    logprob: float | None = None
-    top_logprobs: tuple[tuple[int, float], ...] = ()
-    finish_reason: FinishReason | None = None
-    row: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """When generation ends, and what the loop does along the way."""
-
-    max_new_tokens: int = 128
-    max_time: float | None = None
-    """Seconds after which no further pass starts."""
-    stop: Sequence[str] = ()
-    overflow: Overflow = "slide"
-    """When the context is full: see its last tokens only, stop, or refuse at the start."""
-    lookup: int | Literal["auto"] = "auto"
-    """Tokens to draft by lookup: a fixed number, or as many as pay. 0: none."""
-    reference: Sequence[int] = ()
-    """Token ids of a text that lookup may draft from, besides the text itself."""
-    logprobs: int | None = None
-    """Give log-probabilities, and of this many alternatives. None: neither."""
-    cancel: threading.Event | None = None
-    """Set it, from any thread, to end generation after the pass under way."""
-    on_token: Callable[[Piece], None] | None = None
-
-    def __post_init__(self) -> None:
-        whole("max_new_tokens", self.max_new_tokens, 0)
-        if self.max_time is not None:
-            number("max_time", self.max_time, 0, math.inf, open_low=True)
-        if self.overflow not in get_args(Overflow):
-            raise OptionError(
-                f"overflow is {self.overflow!r}", f"choose one of {', '.join(get_args(Overflow))}"
-            )
-        if self.lookup != "auto":
-            whole("lookup", self.lookup, 0, 1024)
-        if self.logprobs is not None:
-            whole("logprobs", self.logprobs, 0)
-        if self.cancel is not None and not hasattr(self.cancel, "is_set"):
-            raise OptionError(f"cancel is {self.cancel!r}", "give a threading.Event")
-        if self.on_token is not None and not callable(self.on_token):
-            raise OptionError(f"on_token is {self.on_token!r}", "give a function of a Piece")
-        Stopper(self.stop)
 
 
 class Row:

@@ -22,13 +22,13 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import Decoder
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, OptionError
-from edgelm_runtime.generation import generate_ids
+from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.loop import generate_ids
 from edgelm_runtime.loading import Decode, choose_decoder
-from edgelm_runtime.model_file import read_model_file
-from edgelm_runtime.sampler import whole
-from edgelm_runtime.session import Session
+from edgelm_runtime.model_file.metadata import read_model_file
+from edgelm_runtime.validation import whole
 
 PREFILL = (32, 128, 512)
 CONTEXTS = (64, 256, 1000)
@@ -178,7 +178,9 @@ def _size(path: Path) -> int:
 
 
 def _fresh_process(path: str, provider: str, threads: int | None, decode: Decode) -> dict[str, Any]:
-    code = "import sys; from edgelm_runtime.benchmark import _first_tokens; _first_tokens(*sys.argv[1:])"
+    code = (
+        "import sys; from edgelm_runtime.reports.benchmark import _first_tokens; _first_tokens(*sys.argv[1:])"
+    )
     # A checkout is imported from the same place as here.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, path, provider, str(threads or 0), decode, repr(time.time())]

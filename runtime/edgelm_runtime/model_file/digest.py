@@ -12,7 +12,7 @@ import hashlib
 from pathlib import Path
 
 from edgelm_runtime.errors import ModelFileError
-from edgelm_runtime.protobuf import METADATA, Data, mapped_file, walk
+from edgelm_runtime.model_file.protobuf import METADATA, Data, mapped_file, walk
 
 DIGEST_KEY = "edgelm.digest"
 PREFIX = "edgelm."

@@ -10,61 +10,20 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import Decoder
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.row import FinishReason, Limits, Piece, Row
-from edgelm_runtime.sampler import SAMPLING_OPTIONS, Sampler, Sampling
+from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.options import Limits, split_options
+from edgelm_runtime.generation.results import ContextWarning, FinishReason, Generation, Piece, Stats
+from edgelm_runtime.generation.sampler import Sampler
+from edgelm_runtime.generation.sequence import Row
+from edgelm_runtime.validation import check_prompt
 
 Ids = NDArray[np.int64]
-
-
-class ContextWarning(UserWarning):
-    """The text has outgrown the model's context, and earlier tokens are no longer seen."""
-
-
-@dataclass
-class Stats:
-    """Counts of one call. `passes` are runs of the graph, shared by the rows of a batch."""
-
-    prompt_tokens: int = 0
-    tokens: int = 0
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    first_token_seconds: float = 0.0
-    seconds: float = 0.0
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens after the first, over the time after the first; 0 where there is one token or none."""
-        rest = self.seconds - self.first_token_seconds
-        return (self.tokens - 1) / rest if self.tokens > 1 and rest > 0 else 0.0
-
-    @property
-    def accept_rate(self) -> float:
-        """Share of drafted tokens that were kept."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-
-@dataclass(frozen=True)
-class Generation:
-    """A finished text. The prompt is not part of it; nor is an end token, or (in `text`) a stop string."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    logprobs: list[float] | None = None
-    """Natural log-probability of each token, where asked for."""
-    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
-    """The likeliest (token id, log-probability) at each place, where asked for."""
-    stats: Stats = field(default_factory=Stats)
-    """Counts of the whole call, shared by all texts of a batch."""
 
 
 def finished(row: Row, pieces: Sequence[Piece], stats: Stats) -> Generation:
@@ -163,19 +122,6 @@ def _tell_sliding(rows: Sequence[Row], limits: Limits, context: int) -> None:
         )
 
 
-LIMIT_OPTIONS = tuple(Limits.__dataclass_fields__)
-
-
-def split_options(options: dict[str, Any]) -> tuple[Sampling, Limits]:
-    """Sampling and limits from one set of keyword options. Raises OptionError for an unknown one."""
-    if unknown := sorted(set(options) - set(SAMPLING_OPTIONS) - set(LIMIT_OPTIONS)):
-        known = ", ".join(sorted({*SAMPLING_OPTIONS, *LIMIT_OPTIONS}))
-        raise OptionError(f"unknown option {unknown[0]!r}", f"known are {known}")
-    sampling = {name: value for name, value in options.items() if name in SAMPLING_OPTIONS}
-    limits = {name: value for name, value in options.items() if name in LIMIT_OPTIONS}
-    return Sampling(**sampling), Limits(**limits)
-
-
 def generate_ids(
     decoder: Decoder, prompt: Sequence[int], end_ids: Sequence[int] = (), **options: Any
 ) -> list[int]:
@@ -191,24 +137,3 @@ def generate_ids(
     for _ in run(decoder, [row], limits):
         pass
     return row.new_ids
-
-
-def check_prompt(ids: Any, vocab_size: int) -> Ids:
-    """Token ids (T,) as int64. Raises OptionError where they are none, not whole, or outside the vocabulary."""
-    try:
-        array = np.asarray(ids)
-    except ValueError:
-        raise OptionError("token ids are nested lists", "give one flat list per prompt") from None
-    if array.ndim != 1:
-        raise OptionError(f"token ids have shape {array.shape}", "give one flat list per prompt")
-    if not len(array):
-        raise OptionError("the prompt is empty", "give at least one token")
-    if not np.issubdtype(array.dtype, np.integer):
-        raise OptionError(f"token ids are {array.dtype}", "give whole numbers")
-    outside = array[(array < 0) | (array >= vocab_size)]
-    if len(outside):
-        raise OptionError(
-            f"token id {outside[0]} is outside the vocabulary of {vocab_size}",
-            f"give ids from 0 to {vocab_size - 1}",
-        )
-    return array.astype(np.int64)

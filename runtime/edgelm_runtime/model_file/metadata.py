@@ -8,15 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import EdgelmError, ModelFileError, TokenizerError
-from edgelm_runtime.session import Session
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.model_file.interface import FORMAT, PREFIX
+from edgelm_runtime.text.tokenizer import Tokenizer
 
-FORMAT = 1
-PREFIX = "edgelm."
 EXPORT_AGAIN = "export the model again"
 
 
@@ -134,10 +132,3 @@ def _mapping(metadata: Mapping[str, str], key: str, name: str, optional: bool = 
     if not isinstance(value, dict):
         raise ModelFileError(f"{name} has a damaged entry {PREFIX + key}: not an object", EXPORT_AGAIN)
     return value
-
-
-def assets_folder() -> Path:
-    """The folder `models/` with the bundled model and the presets: beside this module in an installed
-    package, at the top of the repository in a checkout."""
-    installed = Path(__file__).parent / "models"
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "models"

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import RecomputeDecoder
-from edgelm_runtime.digest import GRAPH, SIDECAR, file_digest
+from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
+from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import VerificationError
-from edgelm_runtime.model_file import ModelFile, is_model_file, read_model_file
-from edgelm_runtime.session import Session
+from edgelm_runtime.generation.logprobs import logsumexp
+from edgelm_runtime.model_file.digest import GRAPH, SIDECAR, file_digest
+from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
 
 DO_NOT_USE = "get the original file again, or export it again"
 
@@ -119,10 +120,3 @@ def _replay(path: Path, model: ModelFile, session: Session) -> VerifyReport:
 def _error(logits: NDArray[Any], summary: Mapping[str, Any]) -> float:
     kept = np.abs(logits[summary["ids"]] - np.array(summary["values"])).max()
     return float(max(kept, abs(logsumexp(logits) - summary["logsumexp"])))
-
-
-def logsumexp(logits: NDArray[Any]) -> float:
-    """log(sum(exp(logits))) in float64."""
-    wide = logits.astype(np.float64)
-    top = wide.max()
-    return float(top + np.log(np.exp(wide - top).sum()))

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.buffers import Buffer, Place, place
-from edgelm_runtime.session import Session
+from edgelm_runtime.engine.kv_buffers import Buffer, Place, place
+from edgelm_runtime.engine.session import Session
 
 Ids = NDArray[np.int64]
 

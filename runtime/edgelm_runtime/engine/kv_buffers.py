@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from edgelm_runtime.decoder import needs_room
-from edgelm_runtime.session import Session, on_device
+from edgelm_runtime.engine.graph_inputs import needs_room
+from edgelm_runtime.engine.session import Session, on_device
 
 States = NDArray[Any]
 Place = tuple[str, int, Any, tuple[int, ...], int]

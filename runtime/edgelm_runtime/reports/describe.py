@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgelm_runtime.model_file import ModelFile, is_model_file, read_model_file
-from edgelm_runtime.session import Session, TensorInfo
+from edgelm_runtime.engine.session import Session
+from edgelm_runtime.model_file.interface import TensorInfo
+from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
 
 
 def describe(path: str | Path) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 
 class Detokenizer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgelm_runtime.protobuf import (
+from edgelm_runtime.model_file.protobuf import (
     DATA_LOCATION,
     EXTERNAL_DATA,
     GRAPH,
@@ -21,7 +21,7 @@ from edgelm_runtime.protobuf import (
     delimited,
     mapped_file,
     walk,
-)  # fmt: skip
+)
 
 ALIGNMENT = 64
 """Bytes. Weights that begin elsewhere are left in the graph: kernels may expect as much (files of edgelm do it)."""

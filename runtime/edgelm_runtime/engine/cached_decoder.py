@@ -13,9 +13,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from edgelm_runtime.cache import Cache, Ids
-from edgelm_runtime.decoder import Logits
-from edgelm_runtime.session import Session
+from edgelm_runtime.arrays import Logits
+from edgelm_runtime.engine.kv_cache import Cache, Ids
+from edgelm_runtime.engine.session import Session
 
 MOST_CACHES = 4
 """Caches kept for later; more exist only while more threads than this run at once."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from edgelm_runtime.errors import MissingExtraError, OptionError
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 Message = Mapping[str, str]
 ROLES = ("system", "user", "assistant", "tool")

@@ -2,7 +2,7 @@
 
 A cache has a slot for each row of a batch. All layers' keys and values lie in arrays (slots, kv_heads, capacity,
 head_dim) that are input and output of the graph at once, bound by address, so a step copies nothing
-(`buffers.py` has them where the graph is computed). What lies behind a
+(`kv_buffers.py` has them where the graph is computed). What lies behind a
 slot's ids is never read, and a slot is shortened by forgetting ids.
 
 Rows with one new token each are one run; others run one at a time, since the attention operator takes chunks
@@ -18,10 +18,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.bound_run import BoundRun
-from edgelm_runtime.buffers import Buffer, cache_device, make_buffer
-from edgelm_runtime.decoder import Logits, past_names, past_states
-from edgelm_runtime.session import Session
+from edgelm_runtime.arrays import Logits
+from edgelm_runtime.engine.graph_inputs import past_names, past_states
+from edgelm_runtime.engine.io_binding import BoundRun
+from edgelm_runtime.engine.kv_buffers import Buffer, cache_device, make_buffer
+from edgelm_runtime.engine.session import Session
 
 Ids = NDArray[np.int64]
 

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.errors import MissingExtraError, OptionError
-from edgelm_runtime.model_file import ModelFile
-from edgelm_runtime.tokenizer import Tokenizer
+from edgelm_runtime.model_file.metadata import ModelFile
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 Ids = NDArray[np.int64]
 

@@ -1,0 +1,1 @@
+"""Everything that touches onnxruntime: sessions, decoders, the KV cache. Knows nothing of sampling."""

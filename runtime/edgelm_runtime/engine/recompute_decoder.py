@@ -1,0 +1,66 @@
+"""Decoders: token ids in, logits out.
+
+A decoder answers one question, without memory of earlier ones as far as its caller can tell: what are the
+logits at the last few positions of these rows? `RecomputeDecoder` feeds the whole window every time: no
+cache, nothing kept between calls, any number of threads on one session. Attention is causal and rows are
+padded on the right, so a batch needs no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgelm_runtime.arrays import Logits
+from edgelm_runtime.engine.graph_inputs import empty_cache, last_positions, padded
+from edgelm_runtime.engine.session import Session
+
+Ids = NDArray[np.int64]
+
+
+class RecomputeDecoder:
+    """Runs an edgelm graph over whole windows."""
+
+    def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
+        self.context_length = context_length
+        self.vocab_size = vocab_size
+        self._session = session
+        self._inputs = session.inputs
+
+    def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        ids = padded(rows)
+        feeds: dict[str, NDArray[Any]] = {
+            "input_ids": ids,
+            "logits_at": last_positions(rows, counts),
+            **empty_cache(self._inputs, *ids.shape),
+        }
+        logits = self._session.run(("logits",), feeds)[0]
+        ends = zip(logits, counts, strict=True)
+        return [row[len(row) - count :, : self.vocab_size] for row, count in ends]
+
+
+class ForeignDecoder:
+    """Runs a plain ONNX language model from elsewhere: `input_ids` and, where the graph has them,
+    `attention_mask`, `position_ids` and an empty past; `logits` (batch, sequence, vocab or more)."""
+
+    def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
+        self.context_length = context_length
+        self.vocab_size = vocab_size
+        self._session = session
+        self._inputs = session.inputs
+
+    def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        ids = padded(rows)
+        lengths = np.array([len(row) for row in rows])
+        feeds: dict[str, NDArray[Any]] = {"input_ids": ids}
+        if "attention_mask" in self._inputs:
+            feeds["attention_mask"] = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
+        if "position_ids" in self._inputs:
+            feeds["position_ids"] = np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
+        feeds |= empty_cache(self._inputs, *ids.shape)
+        logits = self._session.run(("logits",), feeds)[0]
+        ends = zip(logits, lengths, counts, strict=True)
+        return [row[length - count : length, : self.vocab_size] for row, length, count in ends]

@@ -1,0 +1,1 @@
+"""The generation loop: token ids and numpy only, no onnxruntime."""

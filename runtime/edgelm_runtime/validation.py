@@ -1,0 +1,54 @@
+"""Checks of what a caller gives: each raises OptionError with the value and the remedy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from edgelm_runtime.arrays import Ids
+from edgelm_runtime.errors import OptionError
+
+
+def whole(name: str, value: object, low: int, high: float = math.inf) -> None:
+    """Raise OptionError unless `value` is a whole number from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+        bound = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
+        raise OptionError(f"{name} is {value!r}", f"give a whole number {bound}")
+
+
+def number(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
+    """Raise OptionError unless `value` is a finite number from `low`, itself included or not, to `high`."""
+    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
+        plain = float(value)
+        if math.isfinite(plain) and low <= plain <= high and not (open_low and plain == low):
+            return
+    if low == -math.inf:
+        raise OptionError(f"{name} is {value!r}", "give a finite number")
+    if high == math.inf:
+        bound = f"above {low}" if open_low else f"of at least {low}"
+    else:
+        bound = f"{'above' if open_low else 'from'} {low} up to {high}"
+    raise OptionError(f"{name} is {value!r}", f"give a number {bound}")
+
+
+def check_prompt(ids: Any, vocab_size: int) -> Ids:
+    """Token ids (T,) as int64. Raises OptionError where they are none, not whole, or outside the vocabulary."""
+    try:
+        array = np.asarray(ids)
+    except ValueError:
+        raise OptionError("token ids are nested lists", "give one flat list per prompt") from None
+    if array.ndim != 1:
+        raise OptionError(f"token ids have shape {array.shape}", "give one flat list per prompt")
+    if not len(array):
+        raise OptionError("the prompt is empty", "give at least one token")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise OptionError(f"token ids are {array.dtype}", "give whole numbers")
+    outside = array[(array < 0) | (array >= vocab_size)]
+    if len(outside):
+        raise OptionError(
+            f"token id {outside[0]} is outside the vocabulary of {vocab_size}",
+            f"give ids from 0 to {vocab_size - 1}",
+        )
+    return array.astype(np.int64)
