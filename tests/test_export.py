@@ -19,7 +19,8 @@ from click.testing import CliRunner
 import edgelm
 from edgelm.checkpoint import Checkpoint, save_checkpoint
 from edgelm.cli import group
-from edgelm_export import export_checkpoint, quantize, writer
+from edgelm_export import export_checkpoint, quantize
+from edgelm_export.files import writer
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, ModelFileError, OptionError, OutputError
 from edgelm_runtime.model_file.weight_mmap import ALIGNMENT, SMALLEST, without_weights

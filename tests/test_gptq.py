@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from edgelm.checkpoint import Checkpoint
-from edgelm_export import export_checkpoint, moments, quantize
-from edgelm_export.blocks import LEVELS, Blocks, divided, in_blocks, least_error, pack
-from edgelm_export.gptq import gptq_blocks
-from edgelm_export.moments import FedText, Moments, input_sizes
-from edgelm_export.quality import LARGEST_TEXT, calibration, fitting_windows
+from edgelm_export import export_checkpoint, quantize
+from edgelm_export.quantization import activation_stats as moments
+from edgelm_export.quantization.activation_stats import FedText, Moments, input_sizes
+from edgelm_export.quantization.block_layout import LEVELS, Blocks, divided, in_blocks, least_error, pack
+from edgelm_export.quantization.gptq import gptq_blocks
+from edgelm_export.quantization.quality import LARGEST_TEXT, calibration, fitting_windows
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError
 from edgelm_runtime.model_file.metadata import read_model_file
@@ -129,7 +130,8 @@ def test_a_model_in_4_bits_keeps_more_of_its_choices(
     export_checkpoint(small_checkpoint(name, width=64), exact, kv_cache=True, **options)
     fitted = quantize(exact, tmp_path / "fitted.onnx", "int4", max_ppl_increase=1e3)
     monkeypatch.setattr(
-        "edgelm_export.source.gptq_blocks", lambda matrix, _, size, name: to_the_nearest(matrix, size)
+        "edgelm_export.quantization.reference.gptq_blocks",
+        lambda matrix, _, size, name: to_the_nearest(matrix, size),
     )
     nearest = quantize(exact, tmp_path / "nearest.onnx", "int4", max_ppl_increase=1e3)
     assert fitted.top1_agreement > nearest.top1_agreement + 0.05
@@ -155,7 +157,7 @@ def test_a_search_rounds_each_matrix_once_for_each_size(
         rounded.append((name, size))
         return gptq_blocks(matrix, moments, size, name)
 
-    monkeypatch.setattr("edgelm_export.source.gptq_blocks", counted)
+    monkeypatch.setattr("edgelm_export.quantization.reference.gptq_blocks", counted)
     with pytest.raises(ExportError, match="at best"):
         quantize(exact, tmp_path / "m.onnx", "int4", max_ppl_increase=-90, report=report.append)
     # The finer size, then each kind by itself and the most rewarding together.

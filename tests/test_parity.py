@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from edgelm.checkpoint import Checkpoint
-from edgelm_export import export_checkpoint, operators
+from edgelm_export import export_checkpoint
+from edgelm_export.tracing import attention as operators
 from edgelm_runtime import RecomputeDecoder, generate_ids
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError

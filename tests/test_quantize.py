@@ -13,10 +13,10 @@ import pytest
 import edgelm
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
-from edgelm_export.blocks import Blocks, blocks_of_8_bits, pack, unpack
-from edgelm_export.gptq import gptq_blocks
-from edgelm_export.grids import blocks_on_grid
-from edgelm_export.int8 import quantize_rows
+from edgelm_export.quantization.block_layout import Blocks, blocks_of_8_bits, pack, unpack
+from edgelm_export.quantization.detect_q4 import blocks_on_grid
+from edgelm_export.quantization.gptq import gptq_blocks
+from edgelm_export.quantization.rowwise_int8 import quantize_rows
 from edgelm_runtime.engine.cached_decoder import CachedDecoder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session

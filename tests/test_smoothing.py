@@ -12,10 +12,10 @@ import torch
 
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import export_checkpoint, quantize
-from edgelm_export.int8 import RowwiseInt8
-from edgelm_export.rewriting import products
-from edgelm_export.smoothing import Smoothed, factors
-from edgelm_export.writer import write_graph
+from edgelm_export.files.writer import write_graph
+from edgelm_export.passes.builder import products
+from edgelm_export.quantization.rowwise_int8 import RowwiseInt8
+from edgelm_export.quantization.smoothing import Smoothed, factors
 from edgelm_runtime.engine.graph_inputs import empty_cache
 from edgelm_runtime.engine.session import Session
 from tests.small_models import small_checkpoint, small_model

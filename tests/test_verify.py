@@ -14,7 +14,7 @@ import pytest
 from onnx import numpy_helper
 
 from edgelm_export import compare_with_checkpoint, export_checkpoint
-from edgelm_export.writer import append_metadata
+from edgelm_export.files.writer import append_metadata
 from edgelm_runtime.errors import EdgelmError, ModelFileError, VerificationError
 from edgelm_runtime.model_file.digest import DIGEST_KEY, file_digest
 from edgelm_runtime.reports.verify import verify

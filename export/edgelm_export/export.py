@@ -11,20 +11,22 @@ from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm.model.decoder import TorchDecoder
-from edgelm_export.cached_operators import CACHE_LENGTH
-from edgelm_export.golden import golden_prompts, golden_vectors
-from edgelm_export.graph import CACHED_OPERATORS, EXTRA_OUTPUTS, build_graph
-from edgelm_export.metadata import graph_facts, model_entries, seal
-from edgelm_export.operators import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
-from edgelm_export.parity import ParityReport, compare, make_cases, torch_answer
-from edgelm_export.quality import Quality, calibration, compare_answers
-from edgelm_export.quantize import check_cache_dtype, check_precision, quantize
-from edgelm_export.standard_cache import STATIC_CACHE_OPSET
-from edgelm_export.trimming import evaluating, trimmed
-from edgelm_export.writer import new_file, scratch_folder, write_graph
+from edgelm_export.checks.golden import golden_prompts, golden_vectors
+from edgelm_export.checks.parity import ParityReport, compare, make_cases
+from edgelm_export.files.metadata import graph_facts, seal
+from edgelm_export.files.writer import new_file, scratch_folder, write_graph
+from edgelm_export.quantization.quality import Quality, calibration, compare_answers
+from edgelm_export.quantization.search import check_cache_dtype, check_precision, quantize
+from edgelm_export.tracing.attention import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
+from edgelm_export.tracing.export_model import evaluating, trimmed
+from edgelm_export.tracing.model_entries import model_entries
+from edgelm_export.tracing.reference import torch_answer
+from edgelm_export.tracing.scatter_attention import STATIC_CACHE_OPSET
+from edgelm_export.tracing.trace import CACHED_OPERATORS, EXTRA_OUTPUTS, build_graph
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
+from edgelm_runtime.model_file.interface import CACHE_LENGTH
 from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
 from edgelm_runtime.reports.verify import verify
 

@@ -21,3 +21,6 @@ PREFIX = "edgelm."
 
 
 CACHE_LENGTH = "cache_length"
+
+
+CACHE_LENGTH = "cache_length"

@@ -20,7 +20,16 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_export.blocks import LEVELS, Blocks, Bytes, Floats, divided, in_blocks, least_error, pack
+from edgelm_export.quantization.block_layout import (
+    LEVELS,
+    Blocks,
+    Bytes,
+    Floats,
+    divided,
+    in_blocks,
+    least_error,
+    pack,
+)
 from edgelm_runtime.errors import ExportError
 
 # Shares of the mean diagonal that are added to the diagonal until the factorisation succeeds. Some is needed

@@ -16,8 +16,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
 
-from edgelm_export.rewriting import Builder, constant
-from edgelm_export.standard_cache import refuse_standard_cache
+from edgelm_export.passes.builder import Builder, constant, refuse_standard_cache
 
 SPARE = 1  # positions that a cache needs beyond its tokens
 SPARE_NAME = "steady.spare"

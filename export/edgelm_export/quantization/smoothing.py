@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgelm_export.rewriting import Product, constant, products
+from edgelm_export.passes.builder import Product, constant, products
 
 Floats = NDArray[np.float32]
 

@@ -4,7 +4,7 @@ It writes the new keys and values into the cache (in place where past and presen
 queries and keys by their position, and attends to what is valid. Opset 24's `TensorScatter` and `Attention`
 do the same with standard operators, but `Attention` works through the whole buffer whatever is in it: one
 step at 64 tokens in a buffer of 1024 took 100 us per layer against 12, a pass of 128 tokens 1.8 ms against
-0.37 (one thread of an EPYC with AVX-512, onnxruntime 1.32, 9 heads on 3, 2026-11-29); `standard_cache.py` has
+0.37 (one thread of an EPYC with AVX-512, onnxruntime 1.32, 9 heads on 3, 2026-11-29); `scatter_attention.py` has
 them for devices that lack this operator. README.md has the contract of the graph.
 """
 
@@ -19,9 +19,7 @@ from torch.nn import functional
 from edgelm.config import ModelConfig
 from edgelm.model import AttentionSpec
 from edgelm.model.transformer import rotate_by_table
-from edgelm_export.operators import as_heads, as_rows
-
-CACHE_LENGTH = "cache_length"
+from edgelm_export.tracing.attention import as_heads, as_rows
 
 
 def past_names(num_layers: int) -> list[str]:

@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import onnx_ir as ir
 import torch
 
 from edgelm.config import ModelConfig
 from edgelm.model import AttentionSpec
-from edgelm_export.operators import one_node, rotary_node, spelled_out
+from edgelm_export.tracing.attention import one_node, rotary_node, spelled_out
 from edgelm_runtime.engine.graph_inputs import CAPACITY
-from edgelm_runtime.errors import OptionError
 
 STATIC_CACHE_OPSET = 24
 
@@ -92,12 +90,3 @@ class StandardCachedOperators:
             seen = distance >= 0
             self._masks[window] = seen & (distance < window) if window else seen
         return self._masks[window]
-
-
-def refuse_standard_cache(model: ir.Model) -> None:
-    """Raise OptionError where `model` has these operators: what rounds activations is made for the other one."""
-    if any(node.op_type == "TensorScatter" for node in model.graph):
-        raise OptionError(
-            "this file has a cache for cuda, which int8 and int4 files cannot have",
-            "quantise one that was exported with --target cpu, or choose fp16",
-        )

@@ -21,8 +21,8 @@ from edgelm_runtime.generation.logprobs import log_softmax
 from edgelm_runtime.generation.loop import generate_ids
 from edgelm_runtime.model_file.metadata import ModelFile
 
-SAMPLE = Path(__file__).with_name("sample.txt")
-FITTING = Path(__file__).with_name("fitting.txt")
+SAMPLE = Path(__file__).with_name("evaluation.txt")
+FITTING = Path(__file__).with_name("calibration.txt")
 WINDOW = 256  # tokens in a pass
 LARGEST_TEXT = 4096  # tokens that are used of a longer text
 # Rows drawn from a model without a tokenizer, to measure on and to fit rounding on, and their length: a row is
@@ -98,7 +98,7 @@ def calibration(model: ModelFile, decoder: Decoder, text: Path | None = None) ->
 def fitting_windows(model: ModelFile, decoder: Decoder, text: Path | None = None) -> list[Ids]:
     """Windows of ids to fit rounding on, none of which `calibration` measures: otherwise the measure would flatter.
 
-    What is left of the user's text, then `fitting.txt`, of the same kinds as the sample; without a tokenizer,
+    What is left of the user's text, then `calibration.txt`, of the same kinds as the sample; without a tokenizer,
     other draws from the model.
     """
     if model.tokenizer is None:

@@ -14,14 +14,14 @@ from typing import Any
 
 import onnx_ir as ir
 
-from edgelm_export.golden import golden_vectors
-from edgelm_export.metadata import graph_facts, seal
-from edgelm_export.parity import consistency
-from edgelm_export.plan import Plan, kind_of
-from edgelm_export.quality import Quality, compare_answers
-from edgelm_export.rewriting import products
-from edgelm_export.source import Source
-from edgelm_export.writer import new_file, write_graph
+from edgelm_export.checks.golden import golden_vectors
+from edgelm_export.checks.parity import consistency
+from edgelm_export.files.metadata import graph_facts, seal
+from edgelm_export.files.writer import new_file, write_graph
+from edgelm_export.passes.builder import products
+from edgelm_export.quantization.plan import Plan, kind_of
+from edgelm_export.quantization.quality import Quality, compare_answers
+from edgelm_export.quantization.reference import Source
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError
 from edgelm_runtime.reports.verify import verify

@@ -10,6 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
+from edgelm_runtime.errors import OptionError
+
 MICROSOFT = "com.microsoft"
 
 
@@ -109,3 +111,12 @@ def drop_unused(graph: ir.Graph) -> None:
     for name, value in list(graph.initializers.items()):
         if not value.uses() and value not in graph.inputs:
             del graph.initializers[name]
+
+
+def refuse_standard_cache(model: ir.Model) -> None:
+    """Raise OptionError where `model` has these operators: what rounds activations is made for the other one."""
+    if any(node.op_type == "TensorScatter" for node in model.graph):
+        raise OptionError(
+            "this file has a cache for cuda, which int8 and int4 files cannot have",
+            "quantise one that was exported with --target cpu, or choose fp16",
+        )

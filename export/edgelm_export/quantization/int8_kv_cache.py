@@ -2,7 +2,7 @@
 
 A quarter of the memory, and behind a long text half the time: `GroupQueryAttention` reads what it attends to at every
 step. Its int8 kernel computes row by row besides, so that one new token gives the same numbers as many, bit for bit
-(`steady.py` says why that matters); several tokens at once take longer than in float32.
+(`passes/spare_row.py` says why that matters); several tokens at once take longer than in float32.
 
 Scales are fixed when the file is made: the largest key and value of each feature over the calibration text, with some
 room. A rotation turns two features of a key into each other, so both get the length of the pair.
@@ -16,9 +16,8 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgelm_export.quality import Calibration
-from edgelm_export.rewriting import constant
-from edgelm_export.standard_cache import refuse_standard_cache
+from edgelm_export.passes.builder import constant, refuse_standard_cache
+from edgelm_export.quantization.quality import Calibration
 from edgelm_runtime.engine.graph_inputs import empty_cache, past_names
 from edgelm_runtime.engine.session import Session
 

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgelm_export.rewriting import Builder, Product, constant, drop_unused, products
+from edgelm_export.passes.builder import Builder, Product, constant, drop_unused, products
 
 LEVELS = 127
 ZERO = 128

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from edgelm_export.rewriting import MICROSOFT
+from edgelm_export.passes.builder import MICROSOFT
 
 NORMS = {
     "RMSNormalization": "SkipSimplifiedLayerNormalization",

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from edgelm_export.blocks import Blocks, Floats, blocks_of_8_bits
-from edgelm_export.fp16 import Float16Weights
-from edgelm_export.int8 import RowwiseInt8, RowwiseInt8Embedding
-from edgelm_export.int8_cache import Int8Cache
-from edgelm_export.nbits import BlockQuantized
-from edgelm_export.rewriting import products
-from edgelm_export.smoothing import Smoothed
-from edgelm_export.source import Source
-from edgelm_export.steady import SteadyAttention
+from edgelm_export.passes.builder import products
+from edgelm_export.passes.spare_row import SteadyAttention
+from edgelm_export.quantization.block_layout import Blocks, Floats, blocks_of_8_bits
+from edgelm_export.quantization.block_matmul import BlockQuantized
+from edgelm_export.quantization.fp16 import Float16Weights
+from edgelm_export.quantization.int8_kv_cache import Int8Cache
+from edgelm_export.quantization.reference import Source
+from edgelm_export.quantization.rowwise_int8 import RowwiseInt8, RowwiseInt8Embedding
+from edgelm_export.quantization.smoothing import Smoothed
 
 
 @dataclass(frozen=True)

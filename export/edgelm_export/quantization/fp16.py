@@ -12,7 +12,7 @@ from collections.abc import Collection
 import numpy as np
 import onnx_ir as ir
 
-from edgelm_export.rewriting import constant
+from edgelm_export.passes.builder import constant
 from edgelm_runtime.errors import ExportError
 
 LARGEST = 65504

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_export.blocks import Blocks, Bytes, Floats, pack
+from edgelm_export.quantization.block_layout import Blocks, Bytes, Floats, pack
 
 GRID_BLOCK = 32
 LEVELS = 15

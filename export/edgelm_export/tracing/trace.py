@@ -23,18 +23,14 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
 from edgelm.model import Transformer
-from edgelm_export.cached_operators import (
-    CACHE_LENGTH,
-    CachedOperators,
-    past_names,
-    present_names,
-)
-from edgelm_export.fusing import FuseSumAndNorm, PackQueryKeyValue
-from edgelm_export.operators import FUSED_OPSET, FusedOperators, Operators, PlainOperators
-from edgelm_export.passes import finish
-from edgelm_export.rewriting import MICROSOFT
-from edgelm_export.row_selection import SelectRowsEarly
-from edgelm_export.standard_cache import StandardCachedOperators
+from edgelm_export.passes.builder import MICROSOFT
+from edgelm_export.passes.cleanup import finish
+from edgelm_export.passes.fuse import FuseSumAndNorm, PackQueryKeyValue
+from edgelm_export.passes.select_rows import SelectRowsEarly
+from edgelm_export.tracing.attention import FUSED_OPSET, FusedOperators, Operators, PlainOperators
+from edgelm_export.tracing.gqa_attention import CachedOperators, past_names, present_names
+from edgelm_export.tracing.scatter_attention import StandardCachedOperators
+from edgelm_runtime.model_file.interface import CACHE_LENGTH
 
 INPUT_IDS, LOGITS_AT, LOGITS = "input_ids", "logits_at", "logits"
 EXTRA_OUTPUTS = ("embeddings", "hidden")

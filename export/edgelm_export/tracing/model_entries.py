@@ -1,26 +1,19 @@
-"""The `edgelm.*` entries of a model file (runtime/README.md describes them for readers)."""
+"""Metadata that come from the checkpoint and the model."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 
 from edgelm import __version__
 from edgelm.checkpoint import Checkpoint
 from edgelm.model import Transformer
-from edgelm_export.steady import SPARE, SPARE_NAME
-from edgelm_export.writer import append_metadata
 from edgelm_runtime.errors import ExportError
-from edgelm_runtime.model_file.digest import DIGEST_KEY, file_digest
-from edgelm_runtime.model_file.interface import FORMAT, PREFIX
+from edgelm_runtime.model_file.interface import FORMAT
 
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
@@ -64,30 +57,3 @@ def weights_digest(model: Transformer) -> str:
     for weight in model.parameters():
         digest.update(np.ascontiguousarray(weight.detach().numpy()).data)
     return digest.hexdigest()
-
-
-def graph_facts(graph: ir.Model, dtype: str, parameters: int, sidecar: Path | None) -> dict[str, Any]:
-    """The `edgelm.graph` entry: what `info` shows about the graph without onnx installed."""
-    nodes = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in graph.graph)
-    weights = [value.const_value for value in graph.graph.initializers.values()]
-    return {
-        "opset": graph.opset_imports[""],
-        "ir_version": graph.ir_version,
-        "dtype": dtype,
-        "parameters": parameters,
-        "weight_bytes": sum(weight.nbytes for weight in weights if weight is not None),
-        "operators": dict(sorted(nodes.items())),
-        "cache_spare": SPARE if SPARE_NAME in graph.graph.initializers else 0,
-        "sidecar": sidecar.name if sidecar is not None else None,
-    }
-
-
-def seal(path: Path, entries: Mapping[str, Any], sidecar: Path | None) -> None:
-    """Append `entries` (named without the prefix) to a written graph, and the digest over everything."""
-    append_metadata(path, {PREFIX + name: _json(value) for name, value in entries.items()})
-    digest = file_digest(path, sidecar.name if sidecar is not None else None)
-    append_metadata(path, {DIGEST_KEY: _json(digest)})
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))

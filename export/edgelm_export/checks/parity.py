@@ -14,15 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from edgelm.config import ModelConfig
-from edgelm.model import Transformer
-from edgelm_export.cached_operators import CACHE_LENGTH
 from edgelm_runtime.engine.graph_inputs import empty_cache, needs_room, padded, past_names
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError
+from edgelm_runtime.model_file.interface import CACHE_LENGTH
 from edgelm_runtime.model_file.metadata import ModelFile
 
 Ids = NDArray[np.int64]
@@ -85,21 +83,6 @@ class Case:
     expected: Floats
     pieces: tuple[int, ...] = ()
     paired: bool = True
-
-
-def torch_answer(model: Transformer, vocab_size: int) -> Answer:
-    """PyTorch's logits of `model`, in eval mode, cut to `vocab_size`."""
-
-    @torch.no_grad()
-    def answer(row: Ids, at: Ids) -> Floats:
-        device = model.token_embedding.weight.device
-        hidden = model.hidden(torch.from_numpy(row).to(device)[None])[0]
-        logits: Floats = (
-            model.logits(hidden[torch.from_numpy(at).to(device)])[:, :vocab_size].float().cpu().numpy()
-        )
-        return logits
-
-    return answer
 
 
 def make_cases(

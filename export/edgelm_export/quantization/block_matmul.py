@@ -14,9 +14,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgelm_export.blocks import CENTRE, Blocks
-from edgelm_export.grids import blocks_on_grid
-from edgelm_export.rewriting import MICROSOFT, Builder, Product, constant, drop_unused, products
+from edgelm_export.passes.builder import MICROSOFT, Builder, Product, constant, drop_unused, products
+from edgelm_export.quantization.block_layout import CENTRE, Blocks
+from edgelm_export.quantization.detect_q4 import blocks_on_grid
 
 ACCURACY_LEVEL = 4  # int8 products
 

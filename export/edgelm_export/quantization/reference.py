@@ -9,17 +9,16 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgelm.config import ModelConfig
-from edgelm_export.blocks import Blocks, Floats
-from edgelm_export.cached_operators import CACHE_LENGTH
-from edgelm_export.gptq import gptq_blocks
-from edgelm_export.int8_cache import Ranges, cache_ranges
-from edgelm_export.moments import FedText, Moments, input_sizes
-from edgelm_export.quality import Answers, Calibration, calibration, fitting_windows
-from edgelm_export.rewriting import products
+from edgelm_export.passes.builder import products
+from edgelm_export.quantization.activation_stats import FedText, Moments, input_sizes
+from edgelm_export.quantization.block_layout import Blocks, Floats
+from edgelm_export.quantization.gptq import gptq_blocks
+from edgelm_export.quantization.int8_kv_cache import Ranges, cache_ranges
+from edgelm_export.quantization.quality import Answers, Calibration, calibration, fitting_windows
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.model_file.interface import PREFIX
+from edgelm_runtime.model_file.interface import CACHE_LENGTH, PREFIX
 from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
 
 

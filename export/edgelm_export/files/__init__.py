@@ -1,0 +1,1 @@
+"""Writing a model file and its metadata."""

@@ -1,0 +1,1 @@
+"""Graph in, graph with the same function out."""

@@ -1,0 +1,1 @@
+"""Smaller graphs, with the loss measured and bounded."""
