@@ -24,8 +24,8 @@ import transformers.modeling_gguf_pytorch_utils
 from numpy.typing import NDArray
 
 from edgelm.importers import load_source
-from edgelm.importers.gguf_file import GgufFile
-from edgelm.importers.gguf_tokenizer import gguf_tokenizer
+from edgelm.importers.gguf.file import GgufFile
+from edgelm.importers.gguf.tokenizer import gguf_tokenizer
 from edgelm.importers.quantized import kept_blocks
 from edgelm_runtime.errors import CheckpointError, ConfigError, TokenizerError
 

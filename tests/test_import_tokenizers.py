@@ -13,9 +13,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from edgelm.importers.pretokenizers import GPT2, LLAMA3, QWEN2
-from edgelm.importers.tokenizer_json import convert, read_tokenizer_json
-from edgelm.importers.tokenizer_source import character_tokenizer, choose_tokenizer, read_tokenizer
+from edgelm.importers.tokenizers.choose import character_tokenizer, choose_tokenizer, read_tokenizer
+from edgelm.importers.tokenizers.convert import convert, read_tokenizer_json
+from edgelm.importers.tokenizers.pretokenizers import GPT2, LLAMA3, QWEN2
 from edgelm_runtime.errors import OptionError, TokenizerError
 from edgelm_runtime.text.tokenizer import Tokenizer
 
@@ -205,7 +205,7 @@ def test_other_kinds_are_refused_by_name(values: dict[str, Any], named: str) -> 
 
 def test_a_difference_is_an_error_that_shows_the_string(monkeypatch: pytest.MonkeyPatch) -> None:
     """A pattern that is nearly right: digits in groups of three instead of one by one."""
-    monkeypatch.setattr("edgelm.importers.pretokenizers.GPT2_SINGLE_DIGITS", GPT2)
+    monkeypatch.setattr("edgelm.importers.tokenizers.pretokenizers.GPT2_SINGLE_DIGITS", GPT2)
     with pytest.raises(TokenizerError, match=r'the text ".*\d.*" would give ids'):
         convert(json.loads(trained(single_digits()).to_str()), "x")
 

@@ -13,8 +13,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from edgelm.config import ModelConfig, RopeScaling
-from edgelm.importers.families import NANOGPT, SEED
-from edgelm.importers.mapping import Stored, take_weights, without_prefixes
+from edgelm.importers.weight_names import NANOGPT, SEED
+from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
 from edgelm.model import AttentionSpec, Transformer, causal_attention
 from edgelm.model.position import rotary_table, rotate
 from edgelm_runtime.errors import ConfigError

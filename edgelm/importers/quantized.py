@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 
 from edgelm.checkpoint import Checkpoint
-from edgelm.importers.families import halves_apart
-from edgelm.importers.gguf_file import KINDS, GgufFile
-from edgelm.importers.gguf_model import gguf_config
-from edgelm.importers.mapping import join, weight_plan
+from edgelm.importers.gguf.file import KINDS, GgufFile
+from edgelm.importers.gguf.model import gguf_config
+from edgelm.importers.weight_names import halves_apart
+from edgelm.importers.weight_rules import join, weight_plan
 
 KEPT = (KINDS.Q4_0, KINDS.Q4_1, KINDS.Q8_0)
 

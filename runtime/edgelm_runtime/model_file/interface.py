@@ -21,6 +21,3 @@ PREFIX = "edgelm."
 
 
 CACHE_LENGTH = "cache_length"
-
-
-CACHE_LENGTH = "cache_length"

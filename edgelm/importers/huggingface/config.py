@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgelm.config import ModelConfig
-from edgelm.importers.families import GEMMA3, GPT2, GPT_NEO, GPT_NEOX, LLAMA
-from edgelm.importers.huggingface_rope import rotary_fields
-from edgelm.importers.mapping import Family, Weights
+from edgelm.importers.huggingface.rope import rotary_fields
 from edgelm.importers.settings import Settings
+from edgelm.importers.weight_names import GEMMA3, GPT2, GPT_NEO, GPT_NEOX, LLAMA
+from edgelm.importers.weight_rules import Family, Weights
 from edgelm_runtime.errors import CheckpointError
 
 # How the families call the number of layers.

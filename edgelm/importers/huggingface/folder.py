@@ -16,12 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from edgelm.checkpoint import Checkpoint, build_model
-from edgelm.importers.files import has, inside, read_json
-from edgelm.importers.huggingface_config import family_of, read_config
-from edgelm.importers.mapping import Stored, take_weights, without_prefixes
-from edgelm.importers.tokenizer_json import ImportedTokenizer
-from edgelm.importers.tokenizer_source import choose_tokenizer, folder_tokenizer
-from edgelm.importers.torch_files import floats, read_torch, stored_tensors
+from edgelm.importers.huggingface.config import family_of, read_config
+from edgelm.importers.pytorch.files import floats, read_torch, stored_tensors
+from edgelm.importers.safe_files import has, inside, read_json
+from edgelm.importers.tokenizers.choose import choose_tokenizer, folder_tokenizer
+from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
 
 # What a download asks for: no code, no weights of other frameworks.

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgelm.importers.mapping import Stored
-from edgelm.importers.pickles import wanted_names
+from edgelm.importers.pytorch.pickles import wanted_names
+from edgelm.importers.weight_rules import Stored
 from edgelm_runtime.errors import CheckpointError
 
 ZIP_MAGIC = b"PK\x03\x04"

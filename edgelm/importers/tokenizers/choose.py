@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
-from edgelm.importers.files import has, inside, read_json
-from edgelm.importers.gguf_file import GgufFile
-from edgelm.importers.gguf_tokenizer import gguf_tokenizer
-from edgelm.importers.pickles import plain_pickle
-from edgelm.importers.tokenizer_json import SYMBOL_OF, ImportedTokenizer, convert, read_tokenizer_json
+from edgelm.importers.gguf.file import GgufFile
+from edgelm.importers.gguf.tokenizer import gguf_tokenizer
+from edgelm.importers.pytorch.pickles import plain_pickle
+from edgelm.importers.safe_files import has, inside, read_json
+from edgelm.importers.tokenizers.convert import ImportedTokenizer, convert, read_tokenizer_json
 from edgelm_runtime.errors import EdgelmError, TokenizerError
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
@@ -85,36 +84,6 @@ def character_tokenizer(path: Path) -> Tokenizer:
     tokens = [bytes([byte]) for byte in range(256)] + long
     ids: list[int | list[int]] = [characters.get(token, []) for token in tokens]
     return Tokenizer(tokens, r"[\s\S]", ids=ids)
-
-
-def trained_pairs(spec: Mapping[str, Any], source: str) -> ImportedTokenizer:
-    """The seed system's own BPE: `pattern`, and `merges` as pairs of ids over the 256 bytes."""
-    try:
-        merges = [(int(a), int(b)) for a, b in spec["merges"]]
-        symbols = [SYMBOL_OF[byte] for byte in range(256)]
-        for a, b in merges:
-            symbols.append(symbols[a] + symbols[b])
-        special = {str(name): len(symbols) + i for i, name in enumerate(spec["special_tokens"])}
-        pattern = str(spec["pattern"])
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise missing(source, f"its BPE is incomplete ({error!r})") from error
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    values = {
-        "model": {
-            "type": "BPE",
-            "vocab": {symbol: token_id for token_id, symbol in enumerate(symbols)},
-            "merges": [[symbols[a], symbols[b]] for a, b in merges],
-        },
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "decoder": byte_level,
-        "added_tokens": [
-            {"id": token_id, "content": name, "special": True, "normalized": False, "single_word": False,
-             "lstrip": False, "rstrip": False}
-            for name, token_id in special.items()
-        ],
-    }  # fmt: skip
-    return convert(values, source)
 
 
 def folder_tokenizer(folder: Path, rows: int) -> ImportedTokenizer:

@@ -14,13 +14,13 @@ from typing import Any
 
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.config import ModelConfig, RopeScaling
-from edgelm.importers.families import GGUF_GPT2, GGUF_LLAMA, GGUF_QWEN
-from edgelm.importers.gguf_file import GgufFile
-from edgelm.importers.gguf_tokenizer import gguf_tokenizer
-from edgelm.importers.mapping import Family, Weights, take_weights
+from edgelm.importers.gguf.file import GgufFile
+from edgelm.importers.gguf.tokenizer import gguf_tokenizer
 from edgelm.importers.settings import Settings
-from edgelm.importers.tokenizer_json import ImportedTokenizer
-from edgelm.importers.tokenizer_source import choose_tokenizer
+from edgelm.importers.tokenizers.choose import choose_tokenizer
+from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.weight_names import GGUF_GPT2, GGUF_LLAMA, GGUF_QWEN
+from edgelm.importers.weight_rules import Family, Weights, take_weights
 from edgelm_runtime.errors import CheckpointError
 
 FAMILIES: Mapping[str, Family] = {

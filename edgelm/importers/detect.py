@@ -14,13 +14,13 @@ import re
 from pathlib import Path
 
 from edgelm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, Checkpoint, checkpoint_folder, load_checkpoint
-from edgelm.importers.files import has, inside, read_json
-from edgelm.importers.gguf_model import load_gguf
-from edgelm.importers.huggingface import download, load_huggingface
-from edgelm.importers.nanogpt import is_nanogpt, load_nanogpt
-from edgelm.importers.seed import is_seed, load_seed, state_of
-from edgelm.importers.tokenizer_source import IDS_ONLY, read_tokenizer
-from edgelm.importers.torch_files import read_torch
+from edgelm.importers.gguf.model import load_gguf
+from edgelm.importers.huggingface.folder import download, load_huggingface
+from edgelm.importers.pytorch.files import read_torch
+from edgelm.importers.pytorch.llm_from_scratch import is_seed, load_seed, state_of
+from edgelm.importers.pytorch.nanogpt import is_nanogpt, load_nanogpt
+from edgelm.importers.safe_files import has, inside, read_json
+from edgelm.importers.tokenizers.choose import IDS_ONLY, read_tokenizer
 from edgelm_runtime.errors import CheckpointError
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgelm.importers.mapping import Stored
+from edgelm.importers.weight_rules import Stored
 from edgelm_runtime.errors import CheckpointError
 
 KINDS = gguf.GGMLQuantizationType

@@ -15,16 +15,11 @@ import torch
 
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.config import ModelConfig
-from edgelm.importers.families import SEED
-from edgelm.importers.mapping import Stored, Weights, take_weights, without_prefixes
-from edgelm.importers.tokenizer_json import ImportedTokenizer
-from edgelm.importers.tokenizer_source import (
-    choose_tokenizer,
-    missing,
-    named,
-    trained_pairs,
-)
-from edgelm.importers.torch_files import stored_tensors
+from edgelm.importers.pytorch.files import stored_tensors
+from edgelm.importers.tokenizers.choose import choose_tokenizer, missing, named
+from edgelm.importers.tokenizers.convert import SYMBOL_OF, ImportedTokenizer, convert
+from edgelm.importers.weight_names import SEED
+from edgelm.importers.weight_rules import Stored, Weights, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
 
 
@@ -91,3 +86,33 @@ def _tokenizer(saved: Mapping[str, Any], source: str) -> ImportedTokenizer:
         raise missing(source, f"its tokenizer is of an unknown type, {spec.get('type')!r}")
     name = spec.get("name") if isinstance(spec, Mapping) else spec
     return named(name if isinstance(name, str) else "r50k_base", source)
+
+
+def trained_pairs(spec: Mapping[str, Any], source: str) -> ImportedTokenizer:
+    """The seed system's own BPE: `pattern`, and `merges` as pairs of ids over the 256 bytes."""
+    try:
+        merges = [(int(a), int(b)) for a, b in spec["merges"]]
+        symbols = [SYMBOL_OF[byte] for byte in range(256)]
+        for a, b in merges:
+            symbols.append(symbols[a] + symbols[b])
+        special = {str(name): len(symbols) + i for i, name in enumerate(spec["special_tokens"])}
+        pattern = str(spec["pattern"])
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise missing(source, f"its BPE is incomplete ({error!r})") from error
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    values = {
+        "model": {
+            "type": "BPE",
+            "vocab": {symbol: token_id for token_id, symbol in enumerate(symbols)},
+            "merges": [[symbols[a], symbols[b]] for a, b in merges],
+        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
+        "decoder": byte_level,
+        "added_tokens": [
+            {"id": token_id, "content": name, "special": True, "normalized": False, "single_word": False,
+             "lstrip": False, "rstrip": False}
+            for name, token_id in special.items()
+        ],
+    }  # fmt: skip
+    return convert(values, source)

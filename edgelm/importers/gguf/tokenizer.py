@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgelm.importers.gguf_file import GgufFile
-from edgelm.importers.pretokenizers import GGUF_CUTS
-from edgelm.importers.tokenizer_json import SPACE_SYMBOL, ImportedTokenizer, convert
+from edgelm.importers.gguf.file import GgufFile
+from edgelm.importers.tokenizers.convert import SPACE_SYMBOL, ImportedTokenizer, convert
+from edgelm.importers.tokenizers.pretokenizers import GGUF_CUTS
 from edgelm_runtime.errors import TokenizerError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

@@ -12,17 +12,12 @@ from typing import Any
 
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.config import ModelConfig
-from edgelm.importers.families import NANOGPT
-from edgelm.importers.files import has, inside
-from edgelm.importers.mapping import Weights, take_weights, without_prefixes
-from edgelm.importers.tokenizer_json import ImportedTokenizer
-from edgelm.importers.tokenizer_source import (
-    character_tokenizer,
-    choose_tokenizer,
-    missing,
-    named,
-)
-from edgelm.importers.torch_files import stored_tensors
+from edgelm.importers.pytorch.files import stored_tensors
+from edgelm.importers.safe_files import has, inside
+from edgelm.importers.tokenizers.choose import character_tokenizer, choose_tokenizer, missing, named
+from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.weight_names import NANOGPT
+from edgelm.importers.weight_rules import Weights, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
 
 ARGUMENTS = {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}

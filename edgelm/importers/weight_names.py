@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from edgelm.config import ModelConfig
-from edgelm.importers.mapping import Arrange, Family, Rule, join
+from edgelm.importers.weight_rules import Arrange, Family, Rule, join
 
 
 def transposed(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:

@@ -26,9 +26,9 @@ from typing import Any, Literal
 
 import tokenizers
 
-from edgelm.importers.files import read_json
-from edgelm.importers.pretokenizers import pattern_of
-from edgelm.importers.tokenizer_check import check_tokenizer
+from edgelm.importers.safe_files import read_json
+from edgelm.importers.tokenizers.check import check_tokenizer
+from edgelm.importers.tokenizers.pretokenizers import pattern_of
 from edgelm_runtime.errors import TokenizerError
 from edgelm_runtime.text.tokenizer import PrefixSpace, Tokenizer
 

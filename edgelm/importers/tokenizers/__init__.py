@@ -1,0 +1,1 @@
+"""Tokenizers from elsewhere, converted to edgelm's own and checked against the original."""
