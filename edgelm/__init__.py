@@ -4,29 +4,26 @@
     lm = edgelm.load("model.onnx")
     print(lm.generate("def main(", max_new_tokens=40).text)
 
-Running a model needs no PyTorch. What trains, imports and exports lives in `edgelm.training`,
-`edgelm.importers` and `edgelm_export`, and is imported from there.
+Offers everything that `edgelm_runtime` does. Running a model needs no PyTorch; what trains, imports and exports lives
+in `edgelm.training`, `edgelm.importers` and `edgelm_export`, and is imported from there.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import edgelm_runtime
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from edgelm_runtime import EdgelmError as EdgelmError
-    from edgelm_runtime import Generation as Generation
-    from edgelm_runtime import LanguageModel as LanguageModel
-    from edgelm_runtime import load as load
+    from edgelm_runtime import *  # noqa: F403
 
-__all__ = ["EdgelmError", "Generation", "LanguageModel", "__version__", "load"]
+__all__ = ["__version__", *edgelm_runtime.__all__]
 
 
 def __getattr__(name: str) -> Any:
     """Fetch the runtime's names on first use, so that `edgelm --help` does not start onnxruntime."""
-    if name in __all__:
-        import edgelm_runtime
-
+    if name in edgelm_runtime.__all__:
         return getattr(edgelm_runtime, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

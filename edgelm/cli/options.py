@@ -6,41 +6,58 @@ import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
 from edgelm_runtime.errors import OptionError
+from edgelm_runtime.generation.declaration import AutoOr, Choice, Maybe, Option, StopStrings, Whole
+from edgelm_runtime.generation.options import OPTIONS
 
 if TYPE_CHECKING:
     from edgelm_runtime import LanguageModel
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# A value that the user did not give is None and leaves the model file's own default in force.
-GENERATION = (
-    click.option("-n", "--max-new-tokens", "--max-tokens", type=int, help="Tokens to make at most. [128]"),
-    click.option(
-        "-t", "--temperature", "--temp", type=float, help="0 takes the likeliest token (greedy). [0]"
-    ),
-    click.option("-k", "--top-k", type=int, help="Choose among the k likeliest tokens. 0: all. [0]"),
-    click.option("--top-p", type=float, help="Choose among the likeliest that reach this probability. [1]"),
-    click.option("--min-p", type=float, help="Leave out tokens below this share of the likeliest. [0]"),
-    click.option("--typical-p", type=float, help="Choose among the tokens of most typical surprise. [1]"),
-    click.option("--repeat-penalty", type=float, help="Above 1: repeat less. [1]"),
-    click.option("--repeat-last-n", type=int, help="Tokens that penalties look back on. -1: all. [64]"),
-    click.option("--frequency-penalty", type=float, help="Taken off per earlier use of a token. [0]"),
-    click.option("--presence-penalty", type=float, help="Taken off tokens used before. [0]"),
-    click.option("-s", "--seed", type=int, help="Same seed, same text. [new each time]"),
-    click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; may be repeated."),
-    click.option("--max-time", type=float, metavar="SECONDS", help="Make no further token after this time."),
-    click.option(
-        "--overflow",
-        type=click.Choice(["slide", "stop", "error"]),
-        help="When the context is full: see the last tokens only, stop, or refuse. [slide]",
-    ),
-    click.option("--lookup", metavar="auto|K", help="Tokens drafted from earlier text. 0: none. [auto]"),
-)
+
+class AutoOrWhole(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.2 on only
+    """The word auto, or a whole number."""
+
+    name = "auto|N"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int | Literal["auto"]:
+        if value == "auto":
+            return "auto"
+        try:
+            return int(value)
+        except ValueError:
+            self.fail(f"{value!r} is neither auto nor a number", param, ctx)
+
+
+def _click_option(about: Option) -> Callable[[Command], Command]:
+    """The click option for a declared option of generation.
+
+    A value that the user does not give is None and leaves the model file's own default in force.
+    """
+    kind = about.kind.kind if isinstance(about.kind, Maybe) else about.kind
+    settings: dict[str, Any]
+    if isinstance(kind, StopStrings):
+        settings = {"multiple": True, "metavar": "TEXT"}
+    elif isinstance(kind, Choice):
+        settings = {"type": click.Choice(kind.names)}
+    elif isinstance(kind, AutoOr):
+        settings = {"type": AutoOrWhole()}
+    else:
+        settings = {"type": int if isinstance(kind, Whole) else float}
+    repeat = " Repeat the option for several." if settings.get("multiple") else ""
+    text = f"{about.help.replace('`', '')}{repeat}  [default: {about.default_text}]"
+    names = (f"--{about.name.replace('_', '-')}", *(about.flags or ()))
+    return click.option(*names, help=text, **settings)
+
+
+GENERATION = tuple(_click_option(about) for about in OPTIONS.values() if about.flags is not None)
 DEVICE = (
     click.option(
         "-e", "--provider", default="auto", show_default=True, help="auto, cpu, cuda or another's name."
@@ -84,19 +101,8 @@ def _with(command: Command, options: tuple[Callable[[Command], Command], ...]) -
 
 def generation_values(options: dict[str, Any]) -> dict[str, Any]:
     """What the user gave of the generation options, for `LanguageModel.generate`; takes them out of `options`."""
-    from edgelm_runtime.generation.options import LIMIT_OPTIONS, SAMPLING_OPTIONS
-
-    names = {*SAMPLING_OPTIONS, *LIMIT_OPTIONS}
-    values = {name: options.pop(name) for name in names & options.keys()}
-    values = {name: value for name, value in values.items() if value is not None and value != ()}
-    if values.get("lookup", "auto") != "auto":
-        try:
-            values["lookup"] = int(values["lookup"])
-        except ValueError:
-            raise click.BadParameter(
-                f"{values['lookup']!r} is neither auto nor a number", param_hint="--lookup"
-            ) from None
-    return values
+    values = {name: options.pop(name) for name in OPTIONS.keys() & options.keys()}
+    return {name: value for name, value in values.items() if value is not None and value != ()}
 
 
 def load_model(model: str | None, options: dict[str, Any]) -> LanguageModel:

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from edgelm.model.transformer import Transformer
 from edgelm_runtime.engine.graph_inputs import last_positions, padded
+from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.loop import generate_ids
 
 
-class TorchDecoder:
+class TorchDecoder(Decoder):
     """The runtime's `Decoder` over a `Transformer`, on the device where its weights are."""
 
     def __init__(self, model: Transformer) -> None:

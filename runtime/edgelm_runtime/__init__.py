@@ -29,8 +29,9 @@ if TYPE_CHECKING:
         VerificationError,
     )
     from edgelm_runtime.generation.decoder import Decoder
+    from edgelm_runtime.generation.keywords import Options
     from edgelm_runtime.generation.loop import generate_ids
-    from edgelm_runtime.generation.options import Limits, Options, Sampling
+    from edgelm_runtime.generation.options import Limits, Sampling
     from edgelm_runtime.generation.results import ContextWarning, Generation, Piece, Stats
     from edgelm_runtime.language_model import LanguageModel
     from edgelm_runtime.loading import load
@@ -72,7 +73,7 @@ __all__ = [
 _MODULES = {
     "Conversation": "conversation", "LanguageModel": "language_model", "load": "loading", "Score": "scoring",
     "Decoder": "generation.decoder", "generate_ids": "generation.loop",
-    "Limits": "generation.options", "Options": "generation.options", "Sampling": "generation.options",
+    "Limits": "generation.options", "Options": "generation.keywords", "Sampling": "generation.options",
     "ContextWarning": "generation.results", "Generation": "generation.results", "Piece": "generation.results",
     "Stats": "generation.results", "RecomputeDecoder": "engine.recompute_decoder",
     "ModelFile": "model_file.metadata", "Tokenizer": "text.tokenizer",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from typing import TYPE_CHECKING
 
-from edgelm_runtime.generation.options import Limits, Options
+from edgelm_runtime.generation.keywords import Options
+from edgelm_runtime.generation.options import Limits
 from edgelm_runtime.generation.results import Piece
 from edgelm_runtime.language_model import LanguageModel
 from edgelm_runtime.validation import whole

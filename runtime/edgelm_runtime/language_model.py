@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.embedding import Layer, Pooling, embed_rows
-from edgelm_runtime.engine.cached_decoder import CachedDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.constraint import make_constraint
 from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.keywords import Options
 from edgelm_runtime.generation.loop import finished, run
-from edgelm_runtime.generation.options import DEFAULTS_FROM_FILE, Limits, Options, split_options
+from edgelm_runtime.generation.options import Limits, defaults_from_file, split_options
 from edgelm_runtime.generation.results import Generation, Piece, Stats
 from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.generation.sequence import Row
@@ -88,7 +88,7 @@ class LanguageModel:
         prompts = [prompt] if single else list(prompt)
         if not prompts:
             raise OptionError("there is no prompt", "give at least one")
-        rows, limits = self._rows(prompts, n, **options)
+        rows, limits = self._rows(prompts, n, options)
         stats = Stats()
         pieces: list[list[Piece]] = [[] for _ in rows]
         for piece in run(self._open_decoder(), rows, limits, stats):
@@ -104,7 +104,7 @@ class LanguageModel:
         The pieces' texts together are the text of `generate`. Options are checked at the call. Pass a
         `Stats` to read counts while it runs.
         """
-        rows, limits = self._rows([prompt], 1, **options)
+        rows, limits = self._rows([prompt], 1, dict(options))
         return run(self._open_decoder(), rows, limits, stats)
 
     def chat(self, messages: Sequence[chat_format.Message], **options: Unpack[Options]) -> Generation:
@@ -247,21 +247,15 @@ class LanguageModel:
         self,
         prompts: Sequence[Any],
         n: int,
-        *,
-        allowed_special: Collection[str] | str = (),
-        choices: Sequence[str] | None = None,
-        regex: str | None = None,
-        json_schema: Mapping[str, Any] | str | None = None,
-        **options: Any,
+        options: dict[str, Any],
     ) -> tuple[list[Row], Limits]:
         """A row for each sample of each prompt."""
-        constraint = make_constraint(self.info, choices, regex, json_schema)
-        defaults = {k: v for k, v in self.info.generation.items() if k in DEFAULTS_FROM_FILE}
         if isinstance(options.get("reference"), str):
-            options["reference"] = self.tokenizer.encode(options["reference"])
-        sampling, limits = split_options({**defaults, **options})
+            options = {**options, "reference": self.tokenizer.encode(options["reference"])}
+        sampling, limits, text = split_options({**defaults_from_file(self.info.generation), **options})
         sampling.check_ids(self.info.vocab_size)
-        encoded = [self.encode_prompt(prompt, allowed_special) for prompt in prompts]
+        constraint = make_constraint(self.info, text)
+        encoded = [self.encode_prompt(prompt, text.allowed_special) for prompt in prompts]
         if len(limits.reference):
             check_prompt(limits.reference, self.info.vocab_size)
         return [
@@ -278,14 +272,13 @@ class LanguageModel:
         ], limits
 
     def _open_decoder(self) -> Decoder:
-        self._session.raw  # noqa: B018  (raises ClosedError)
+        self._session.raw  # noqa: B018
         return self._decoder
 
     def close(self) -> None:
         """Free the model. Later calls raise ClosedError."""
         self._session.close()
-        if isinstance(self._decoder, CachedDecoder):
-            self._decoder.clear()
+        self._decoder.clear()
 
     def __enter__(self) -> LanguageModel:
         return self

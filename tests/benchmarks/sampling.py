@@ -26,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "runtime")]
 
 from edgelm_runtime import Limits, Sampling, Stats, Tokenizer  # noqa: E402
+from edgelm_runtime.generation.decoder import Decoder  # noqa: E402
 from edgelm_runtime.generation.loop import run  # noqa: E402
 from edgelm_runtime.generation.options import split_options  # noqa: E402
 from edgelm_runtime.generation.sampler import Sampler  # noqa: E402
@@ -48,7 +49,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-class InstantDecoder:
+class InstantDecoder(Decoder):
     """Gives one of a few prepared rows of logits, peaked as a language model's are."""
 
     context_length = 1024
@@ -64,7 +65,7 @@ class InstantDecoder:
         return [np.broadcast_to(self._rows[self._next], (count, self.vocab_size)) for count in counts]
 
 
-class ScriptedDecoder:
+class ScriptedDecoder(Decoder):
     """Continues as a script goes on, and adds up the tokens that it is fed."""
 
     context_length = 1 << 20
@@ -94,7 +95,7 @@ def wide_tokenizer(vocab_size: int) -> Tokenizer:
 
 def milliseconds(decoder: InstantDecoder, tokenizer: Tokenizer, options: dict[str, Any]) -> float:
     """Per token, the median of several texts of 200."""
-    sampling, limits = split_options({"seed": 1, "max_new_tokens": 200, **options})
+    sampling, limits, _ = split_options({"seed": 1, "max_new_tokens": 200, **options})
     prompt = np.random.default_rng(1).integers(0, decoder.vocab_size, 256)
     figures = []
     for _ in range(7):

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgelm_runtime.generation.decoder import Decoder
+
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -18,7 +20,7 @@ TINY, CHAT, IDS = DATA / "tiny.onnx", DATA / "chat.onnx", DATA / "ids.onnx"
 CACHED, FOREIGN, BROKEN = DATA / "cached.onnx", DATA / "foreign.onnx", DATA / "broken.onnx"
 
 
-class ScriptedDecoder:
+class ScriptedDecoder(Decoder):
     """Wants to continue any text as `script` goes on at the same place, one token per position."""
 
     def __init__(self, script: Sequence[int], vocab_size: int = 257, context_length: int = 4096) -> None:
@@ -39,7 +41,7 @@ class ScriptedDecoder:
         return logits
 
 
-class RandomDecoder:
+class RandomDecoder(Decoder):
     """A deterministic stand-in for a model: logits depend on every token of the window up to the position,
     so that a wrong window, a wrong row or a wrong count shows. Mostly the last token decides, as in text
     that repeats itself, which makes lookup accept some drafts and reject others."""

@@ -172,9 +172,10 @@ def test_without_llguidance_the_extra_is_named(session: Session, monkeypatch: py
 def test_masks_are_read_bit_for_bit(session: Session) -> None:
     """The mask of the first token against the tokens that begin a choice."""
     from edgelm_runtime.generation.constraint import make_constraint
+    from edgelm_runtime.generation.options import TextOptions
 
     info = ModelFile({"vocab_size": VOCAB, "context_length": 9}, TOKENIZER, {"end_ids": [263]})
-    constraint = make_constraint(info, ["abc", "true"], None, None)
+    constraint = make_constraint(info, TextOptions(choices=["abc", "true"]))
     assert constraint is not None
     mask = constraint.start(0).allowed(np.zeros(0, np.int64))
     assert np.flatnonzero(mask).tolist() == [ord("a"), ord("t"), 258, 259]

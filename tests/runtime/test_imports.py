@@ -87,10 +87,3 @@ def test_everything_public_is_exported_and_documented() -> None:
     for name in edgelm_runtime.__all__:
         assert getattr(edgelm_runtime, name).__doc__, name
     assert (Path(edgelm_runtime.__file__).parent / "py.typed").exists()
-
-
-def test_the_typed_options_are_those_that_are_accepted() -> None:
-    from edgelm_runtime.generation.options import LIMIT_OPTIONS, SAMPLING_OPTIONS
-
-    prompt_options = {"allowed_special", "choices", "regex", "json_schema"}
-    assert set(edgelm_runtime.Options.__annotations__) == {*LIMIT_OPTIONS, *SAMPLING_OPTIONS, *prompt_options}

@@ -13,8 +13,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from edgelm_runtime.arrays import Logits
-from edgelm_runtime.engine.kv_cache import Cache, Ids
+from edgelm_runtime.arrays import Ids, Logits
+from edgelm_runtime.engine.kv_cache import Cache
 from edgelm_runtime.engine.session import Session
 
 MOST_CACHES = 4
@@ -27,7 +27,7 @@ DRAFT = 16
 class CachedDecoder:
     """Runs a graph that was exported with a cache (see "Cache contract" in export/README.md)."""
 
-    pass_cost = 8
+    pass_cost: int | None = 8
     """A step costs about as much as feeding this many tokens more, since it waits for the weights from memory.
 
     Measured with SmolLM2: 4 in 4 bits, 18 in float32. Rejected drafts may cost a fiftieth of what is fed, by this.

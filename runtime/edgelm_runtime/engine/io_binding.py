@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgelm_runtime.arrays import Ids
 from edgelm_runtime.engine.kv_buffers import Buffer, Place, place
 from edgelm_runtime.engine.session import Session
-
-Ids = NDArray[np.int64]
 
 
 class BoundRun:

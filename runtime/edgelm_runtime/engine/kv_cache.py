@@ -16,15 +16,12 @@ import json
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Logits
+from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.engine.graph_inputs import past_names, past_states
 from edgelm_runtime.engine.io_binding import BoundRun
 from edgelm_runtime.engine.kv_buffers import Buffer, cache_device, make_buffer
 from edgelm_runtime.engine.session import Session
-
-Ids = NDArray[np.int64]
 
 SMALLEST_CAPACITY = 256
 """Tokens. Buffers grow by doubling, so a short text costs little memory and a long one few copies."""

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Logits
+from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.engine.graph_inputs import empty_cache, last_positions, padded
 from edgelm_runtime.engine.session import Session
-
-Ids = NDArray[np.int64]
 
 
 class RecomputeDecoder:
     """Runs an edgelm graph over whole windows."""
+
+    pass_cost: int | None = None
 
     def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
         self.context_length = context_length
@@ -41,10 +41,15 @@ class RecomputeDecoder:
         ends = zip(logits, counts, strict=True)
         return [row[len(row) - count :, : self.vocab_size] for row, count in ends]
 
+    def clear(self) -> None:
+        """Nothing is kept between calls."""
+
 
 class ForeignDecoder:
     """Runs a plain ONNX language model from elsewhere: `input_ids` and, where the graph has them,
     `attention_mask`, `position_ids` and an empty past; `logits` (batch, sequence, vocab or more)."""
+
+    pass_cost: int | None = None
 
     def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
         self.context_length = context_length
@@ -64,3 +69,6 @@ class ForeignDecoder:
         logits = self._session.run(("logits",), feeds)[0]
         ends = zip(logits, lengths, counts, strict=True)
         return [row[length - count : length, : self.vocab_size] for row, length, count in ends]
+
+    def clear(self) -> None:
+        """Nothing is kept between calls."""

@@ -14,18 +14,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import MissingExtraError, OptionError
+from edgelm_runtime.generation.options import TextOptions
 from edgelm_runtime.model_file.metadata import ModelFile
 from edgelm_runtime.text.tokenizer import Tokenizer
-
-Ids = NDArray[np.int64]
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -81,18 +81,13 @@ class ConstraintState:
         self._length = len(ids)
 
 
-def make_constraint(
-    model: ModelFile,
-    choices: Sequence[str] | None,
-    regex: str | None,
-    json_schema: Mapping[str, Any] | str | None,
-) -> Constraint | None:
+def make_constraint(model: ModelFile, options: TextOptions) -> Constraint | None:
     """The constraint that the options ask for; None where they ask for none.
 
     Raises OptionError for several at once, a model without tokenizer, or an unusable grammar, and
     MissingExtraError without llguidance.
     """
-    given = [option for option in (choices, regex, json_schema) if option is not None]
+    given = [o for o in (options.choices, options.regex, options.json_schema) if o is not None]
     if not given:
         return None
     if len(given) > 1:
@@ -103,20 +98,17 @@ def make_constraint(
         from llguidance import LLMatcher
     except ImportError as error:
         raise MissingExtraError("llguidance", "constrain") from error
-    if json_schema is not None:
-        grammar = LLMatcher.grammar_from_json_schema(_schema_text(json_schema), defaults=JSON_FORM)
-    elif regex is not None:
-        if not isinstance(regex, str) or not regex:
-            raise OptionError(f"regex is {regex!r}", "give a regular expression")
-        grammar = LLMatcher.grammar_from_regex(regex)
+    if options.json_schema is not None:
+        schema = _schema_text(options.json_schema)
+        grammar = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+    elif options.regex is not None:
+        grammar = LLMatcher.grammar_from_regex(options.regex)
     else:
-        if isinstance(choices, str) or not choices or not all(isinstance(c, str) and c for c in choices):
-            raise OptionError(f"choices is {choices!r}", "give a list of texts that are not empty")
-        grammar = LLMatcher.grammar_from_regex("|".join(map(re.escape, choices)))
+        grammar = LLMatcher.grammar_from_regex("|".join(map(re.escape, options.choices or ())))
     return Constraint(grammar, model.tokenizer, model.vocab_size, model.end_ids)
 
 
-def _schema_text(schema: Mapping[str, Any] | str) -> str:
+def _schema_text(schema: Mapping[str, Any] | str | bool) -> str:
     """The schema as JSON. Raises OptionError where it is none."""
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)

@@ -12,18 +12,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.decoder import Decoder
-from edgelm_runtime.generation.options import Limits, split_options
+from edgelm_runtime.generation.options import Limits, TextOptions, split_options
 from edgelm_runtime.generation.results import ContextWarning, FinishReason, Generation, Piece, Stats
 from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.validation import check_prompt
-
-Ids = NDArray[np.int64]
 
 
 def finished(row: Row, pieces: Sequence[Piece], stats: Stats) -> Generation:
@@ -45,7 +40,6 @@ def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | No
     stats = stats if stats is not None else Stats()
     started = time.perf_counter()
     context = decoder.context_length
-    pass_cost: int | None = getattr(decoder, "pass_cost", None)
     stats.prompt_tokens += sum(row.prompt_length for row in rows)
     _check_context(rows, limits, context)
     waiting = [_refusal(row, limits, context) for row in rows]
@@ -59,7 +53,7 @@ def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | No
                 yield _told(row.finish(reason), limits)
             break
         _tell_sliding(active, limits, context)
-        windows, counts = zip(*(row.next_window(context, pass_cost) for row in active), strict=True)
+        windows, counts = zip(*(row.next_window(context, decoder.pass_cost) for row in active), strict=True)
         logits = decoder(windows, counts)
         stats.passes += 1
         for row, row_logits in zip(active, logits, strict=True):
@@ -129,7 +123,9 @@ def generate_ids(
 
     Raises OptionError for an option or id that cannot be used, NumericsError for logits that are not finite.
     """
-    sampling, limits = split_options(options)
+    sampling, limits, text = split_options(options)
+    if text != TextOptions():
+        raise OptionError("ids have no text to constrain or to read", "use LanguageModel.generate")
     sampling.check_ids(decoder.vocab_size)
     if len(limits.reference):
         check_prompt(limits.reference, decoder.vocab_size)

@@ -1,196 +1,237 @@
-"""The keyword options of generation, for type checkers and editors.
+"""The options of generation, each declared once.
 
-The values are checked, and described, where they are used: `Sampling`, `Limits` and `make_constraint`.
+To add one: declare it here, use it where its group is used (`Sampling` in sampler.py, `Limits` in sequence.py and
+loop.py, `TextOptions` in language_model.py), and run `python tests/regenerate.py`, which writes the keyword types,
+the guide's table and the page of help texts anew. Nothing else lists the options.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypedDict, get_args
-
-import numpy as np
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.errors import OptionError
+from edgelm_runtime.generation.declaration import (
+    AutoOr,
+    Biases,
+    Choice,
+    Custom,
+    Maybe,
+    Number,
+    StopStrings,
+    TokenIds,
+    Whole,
+    check_fields,
+    check_ids,
+    declared,
+    option,
+)
 from edgelm_runtime.generation.results import Piece
-from edgelm_runtime.text.stop_strings import Stopper
-from edgelm_runtime.validation import number, whole
 
 
-class Options(TypedDict, total=False):
-    """What `LanguageModel.generate`, `stream`, `chat` and `stream_chat` take by name."""
-
-    max_new_tokens: int
-    max_time: float | None
-    stop: Sequence[str]
-    overflow: Overflow
-    lookup: int | Literal["auto"]
-    reference: Sequence[int] | str
-    logprobs: int | None
-    cancel: threading.Event | None
-    on_token: Callable[[Piece], None] | None
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    typical_p: float
-    repeat_penalty: float
-    repeat_last_n: int
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: Mapping[int, float]
-    banned_tokens: Sequence[int]
-    forced_tokens: Sequence[int]
-    seed: int | None
-    processor: Processor | None
-
-    allowed_special: Collection[str] | str
-    """Special tokens whose text in the prompt stands for them, or "all"."""
-    choices: Sequence[str] | None
-    regex: str | None
-    json_schema: Mapping[str, Any] | str | None
+def _is_texts(value: Any) -> bool:
+    return isinstance(value, Collection) and all(isinstance(text, str) for text in value)
 
 
 Processor = Callable[[Ids, Floats], Floats]
 """(ids so far (T,), logits (vocab,)) -> logits (vocab,). It may change both; -inf forbids a token."""
+Overflow = Literal["slide", "stop", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are chosen. Every field is validated; OptionError names what cannot be."""
+    """How tokens are chosen. Every field is checked; OptionError names the value that is not usable."""
 
-    temperature: float = 0.0
-    """0 takes the most likely token (greedy)."""
-    top_k: int = 0
-    """Keep the k most likely tokens. 0: all."""
-    top_p: float = 1.0
-    """Keep the most likely tokens that together reach this probability."""
-    min_p: float = 0.0
-    """Keep tokens of at least this share of the best token's probability."""
-    typical_p: float = 1.0
-    """Keep the tokens of the most typical surprise that together reach this probability."""
-    repeat_penalty: float = 1.0
-    """Divides positive logits (multiplies negative ones) of tokens in the last `repeat_last_n`."""
-    repeat_last_n: int = 64
-    """Tokens, prompt included, that the three penalties look back on. -1: all."""
-    frequency_penalty: float = 0.0
-    """Taken off a token's logit, per use."""
-    presence_penalty: float = 0.0
-    """Taken off the logit of a token that was used."""
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    """Added to the logits of these token ids; -inf forbids one."""
-    banned_tokens: Sequence[int] = ()
-    forced_tokens: Sequence[int] = ()
-    """Ids that the output begins with."""
-    seed: int | None = None
-    """None: a new one each time."""
-    processor: Processor | None = None
+    temperature: float = option(
+        0.0, Number(0), "Randomness of the choice; 0 always takes the most likely token (greedy).",
+        from_file=True, flags=("-t", "--temp"), default_text="0",
+    )  # fmt: skip
+    top_k: int = option(
+        0, Whole(0), "Keep only the k most likely tokens; 0 keeps all.", from_file=True, flags=("-k",)
+    )
+    top_p: float = option(
+        1.0, Number(0, 1, above=True), "Keep the most likely tokens that together reach this probability.",
+        from_file=True, flags=(), default_text="1",
+    )  # fmt: skip
+    min_p: float = option(
+        0.0, Number(0, 1), "Keep only tokens at least this fraction as likely as the most likely one.",
+        from_file=True, flags=(), default_text="0",
+    )  # fmt: skip
+    typical_p: float = option(
+        1.0, Number(0, 1, above=True),
+        "Locally typical sampling: keep the tokens whose surprise is closest to the expected one, up to this "
+        "probability.",
+        from_file=True, flags=(), default_text="1",
+    )  # fmt: skip
+    repeat_penalty: float = option(
+        1.0, Number(0, above=True),
+        "Values above 1 make tokens of the last `repeat_last_n` less likely (divides positive logits, "
+        "multiplies negative ones).",
+        from_file=True, flags=(), default_text="1",
+    )  # fmt: skip
+    repeat_last_n: int = option(
+        64, Whole(-1), "Number of recent tokens, prompt included, that the penalties consider; -1 considers all.",
+        from_file=True, flags=(),
+    )  # fmt: skip
+    frequency_penalty: float = option(
+        0.0, Number(), "Subtracted from a token's logit for each time it has occurred.",
+        from_file=True, flags=(), default_text="0",
+    )  # fmt: skip
+    presence_penalty: float = option(
+        0.0, Number(), "Subtracted from the logit of every token that has occurred.",
+        from_file=True, flags=(), default_text="0",
+    )  # fmt: skip
+    logit_bias: Mapping[int, float] = option(
+        {}, Biases(), "Added to the logits of these token ids; `-inf` forbids one.", default_text="none"
+    )
+    banned_tokens: Sequence[int] = option(
+        (), TokenIds(), "Token ids that are never generated.", from_file=True, default_text="none"
+    )
+    forced_tokens: Sequence[int] = option(
+        (), TokenIds(), "Token ids that the output starts with.", default_text="none"
+    )
+    seed: int | None = option(
+        None, Maybe(Whole(0, 2**64 - 1)),
+        "Random seed. The same seed gives the same text: alone, in a batch, streamed, with or without prompt "
+        "lookup or a KV cache.",
+        flags=("-s",), default_text="a new one each time",
+    )  # fmt: skip
+    processor: Processor | None = option(
+        None, Maybe(Custom("Processor", callable, "give a function of (ids, logits)")),
+        "A function `(ids, logits) -> logits` of your own, called before everything else.",
+        default_text="none",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        number("temperature", self.temperature, 0, math.inf)
-        number("top_p", self.top_p, 0, 1, open_low=True)
-        number("typical_p", self.typical_p, 0, 1, open_low=True)
-        number("min_p", self.min_p, 0, 1)
-        number("repeat_penalty", self.repeat_penalty, 0, math.inf, open_low=True)
-        number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
-        number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
-        whole("top_k", self.top_k, 0)
-        whole("repeat_last_n", self.repeat_last_n, -1)
-        if self.seed is not None:
-            whole("seed", self.seed, 0, 2**64 - 1)
-        for name in ("banned_tokens", "forced_tokens"):
-            ids = getattr(self, name)
-            if isinstance(ids, (str, bytes)) or not isinstance(ids, (Sequence, np.ndarray)):
-                raise OptionError(f"{name} is {ids!r}", "give a list of token ids")
-            for token_id in ids:
-                whole(f"a token id in {name}", token_id, 0)
-        if not isinstance(self.logit_bias, Mapping):
-            raise OptionError(f"logit_bias is {self.logit_bias!r}", "give a mapping of token ids to numbers")
-        for token_id, bias in self.logit_bias.items():
-            whole("a token id in logit_bias", token_id, 0)
-            if bias != -math.inf:
-                number(f"logit_bias of {token_id}", bias, -math.inf, math.inf)
-        if self.processor is not None and not callable(self.processor):
-            raise OptionError(f"processor is {self.processor!r}", "give a function of (ids, logits)")
+        check_fields(self)
 
     @property
     def greedy(self) -> bool:
+        """Whether no random number decides."""
         return self.temperature == 0
 
     def check_ids(self, vocab_size: int) -> None:
         """Raise OptionError where an option names a token that the model does not have."""
-        named = [*self.banned_tokens, *self.forced_tokens, *self.logit_bias]
-        if outside := [token_id for token_id in named if token_id >= vocab_size]:
-            raise OptionError(
-                f"token id {outside[0]} is outside the vocabulary of {vocab_size}",
-                f"give ids from 0 to {vocab_size - 1}",
-            )
-
-
-SAMPLING_OPTIONS = tuple(field.name for field in fields(Sampling))
-
-
-Overflow = Literal["slide", "stop", "error"]
+        check_ids(("banned_tokens", "forced_tokens", "logit_bias"), self, vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """When generation ends, and what the loop does along the way."""
 
-    max_new_tokens: int = 128
-    max_time: float | None = None
-    """Seconds after which no further pass starts."""
-    stop: Sequence[str] = ()
-    overflow: Overflow = "slide"
-    """When the context is full: see its last tokens only, stop, or refuse at the start."""
-    lookup: int | Literal["auto"] = "auto"
-    """Tokens to draft by lookup: a fixed number, or as many as pay. 0: none."""
-    reference: Sequence[int] = ()
-    """Token ids of a text that lookup may draft from, besides the text itself."""
-    logprobs: int | None = None
-    """Give log-probabilities, and of this many alternatives. None: neither."""
-    cancel: threading.Event | None = None
-    """Set it, from any thread, to end generation after the pass under way."""
-    on_token: Callable[[Piece], None] | None = None
+    max_new_tokens: int = option(
+        128, Whole(0), "Maximum number of new tokens.", from_file=True, flags=("-n", "--max-tokens")
+    )
+    max_time: float | None = option(
+        None, Maybe(Number(0, above=True)), "Seconds after which no further token is computed.",
+        flags=(), default_text="none",
+    )  # fmt: skip
+    stop: Sequence[str] = option(
+        (), StopStrings(), "Stop before any of these texts.", from_file=True, flags=(), default_text="none"
+    )
+    overflow: Overflow = option(
+        "slide", Choice(get_args(Overflow), "Overflow"),
+        "When the context is full: slide (see only the most recent tokens), stop, or raise an error at the start.",
+        flags=(),
+    )  # fmt: skip
+    lookup: int | Literal["auto"] = option(
+        "auto", AutoOr(Whole(0, 1024)),
+        "Prompt lookup: number of tokens to draft from earlier text, or as many as pay off; 0 turns it off. "
+        "Changes speed, never text.",
+        flags=(),
+    )  # fmt: skip
+    reference: Sequence[int] = option(
+        (),
+        Custom(
+            "Sequence[int] | str",
+            lambda value: hasattr(value, "__len__") and not isinstance(value, str),
+            "give token ids",
+        ),
+        "A text (or token ids) that prompt lookup may draft from as well.", default_text="none",
+    )  # fmt: skip
+    logprobs: int | None = option(
+        None, Maybe(Whole(0)), "Return log-probabilities, with this many alternatives per token.",
+        default_text="none",
+    )  # fmt: skip
+    cancel: threading.Event | None = option(
+        None,
+        Maybe(Custom("threading.Event", lambda value: hasattr(value, "is_set"), "give a threading.Event")),
+        "Set this event, from any thread, to end generation after the current pass.", default_text="none",
+    )  # fmt: skip
+    on_token: Callable[[Piece], None] | None = option(
+        None, Maybe(Custom("Callable[[Piece], None]", callable, "give a function of a Piece")),
+        "A function that is called with each piece.", default_text="none",
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
-        whole("max_new_tokens", self.max_new_tokens, 0)
-        if self.max_time is not None:
-            number("max_time", self.max_time, 0, math.inf, open_low=True)
-        if self.overflow not in get_args(Overflow):
-            raise OptionError(
-                f"overflow is {self.overflow!r}", f"choose one of {', '.join(get_args(Overflow))}"
+        check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """How the prompt's text is read, and what form the generated text must have. They need a tokenizer."""
+
+    allowed_special: Collection[str] | str = option(
+        (),
+        Custom("Collection[str] | str", _is_texts, 'give a list of texts, or "all"'),
+        'Special tokens that may be spelled out in the prompt; `"all"` allows every one.',
+        default_text="none",
+    )  # fmt: skip
+    choices: Sequence[str] | None = option(
+        None,
+        Maybe(
+            Custom(
+                "Sequence[str]",
+                lambda value: not isinstance(value, str) and _is_texts(value) and bool(value) and all(value),
+                "give a list of texts that are not empty",
             )
-        if self.lookup != "auto":
-            whole("lookup", self.lookup, 0, 1024)
-        if self.logprobs is not None:
-            whole("logprobs", self.logprobs, 0)
-        if self.cancel is not None and not hasattr(self.cancel, "is_set"):
-            raise OptionError(f"cancel is {self.cancel!r}", "give a threading.Event")
-        if self.on_token is not None and not callable(self.on_token):
-            raise OptionError(f"on_token is {self.on_token!r}", "give a function of a Piece")
-        Stopper(self.stop)
+        ),
+        "Generate exactly one of these texts (`pip install 'edgelm[constrain]'`).",
+        default_text="none",
+    )
+    regex: str | None = option(
+        None,
+        Maybe(
+            Custom("str", lambda value: isinstance(value, str) and bool(value), "give a regular expression")
+        ),
+        "Generate only text that matches this regular expression (extra `constrain`).",
+        default_text="none",
+    )
+    json_schema: Mapping[str, Any] | str | bool | None = option(
+        None,
+        Maybe(
+            Custom(
+                "Mapping[str, Any] | str | bool",
+                lambda value: isinstance(value, (Mapping, str, bool)),
+                "give a JSON schema",
+            )
+        ),
+        "Generate only JSON that is valid under this schema (extra `constrain`).",
+        default_text="none",
+    )
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
-# What a model file may set as the default of an option.
-DEFAULTS_FROM_FILE = (
-    "temperature", "top_k", "top_p", "min_p", "typical_p", "repeat_penalty", "repeat_last_n",
-    "frequency_penalty", "presence_penalty", "banned_tokens", "max_new_tokens", "stop",
-)  # fmt: skip
+GROUPS = {group: declared(group) for group in (Sampling, Limits, TextOptions)}
+OPTIONS = {name: about for group in GROUPS.values() for name, about in group.items()}
+"""Every option of generation by name."""
 
 
-LIMIT_OPTIONS = tuple(Limits.__dataclass_fields__)
+def split_options(options: Mapping[str, Any]) -> tuple[Sampling, Limits, TextOptions]:
+    """The three groups from one set of keyword options. Raises OptionError for an unknown one."""
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise OptionError(f"unknown option {unknown[0]!r}", f"known are {', '.join(sorted(OPTIONS))}")
+    given = {
+        group: {name: options[name] for name in names if name in options} for group, names in GROUPS.items()
+    }
+    return Sampling(**given[Sampling]), Limits(**given[Limits]), TextOptions(**given[TextOptions])
 
 
-def split_options(options: dict[str, Any]) -> tuple[Sampling, Limits]:
-    """Sampling and limits from one set of keyword options. Raises OptionError for an unknown one."""
-    if unknown := sorted(set(options) - set(SAMPLING_OPTIONS) - set(LIMIT_OPTIONS)):
-        known = ", ".join(sorted({*SAMPLING_OPTIONS, *LIMIT_OPTIONS}))
-        raise OptionError(f"unknown option {unknown[0]!r}", f"known are {known}")
-    sampling = {name: value for name, value in options.items() if name in SAMPLING_OPTIONS}
-    limits = {name: value for name, value in options.items() if name in LIMIT_OPTIONS}
-    return Sampling(**sampling), Limits(**limits)
+def defaults_from_file(generation: Mapping[str, Any]) -> dict[str, Any]:
+    """What the `generation` entry of a model file sets as defaults of options."""
+    return {name: value for name, value in generation.items() if name in OPTIONS and OPTIONS[name].from_file}

@@ -8,9 +8,8 @@ drafting changes speed and never text. (Saxena 2023, https://github.com/apoorvum
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-Ids = NDArray[np.int64]
+from edgelm_runtime.arrays import Ids
 
 LONGEST_MATCH = 16
 SHORTEST_MATCH = 2

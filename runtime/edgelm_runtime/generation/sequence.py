@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.logprobs import top_logprobs
 from edgelm_runtime.generation.options import Limits
@@ -17,8 +18,6 @@ from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.text.detokenizer import Detokenizer
 from edgelm_runtime.text.stop_strings import Stopper
 from edgelm_runtime.text.tokenizer import Tokenizer
-
-Ids = NDArray[np.int64]
 
 AUTO_DRAFT = 16
 

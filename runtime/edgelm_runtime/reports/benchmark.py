@@ -131,8 +131,7 @@ class _Subject:
 
         For a `count` of 1 that is the pass over the prompt.
         """
-        if hasattr(self.decoder, "clear"):
-            self.decoder.clear()
+        self.decoder.clear()
         times: list[tuple[float, float]] = []
         start, graph = time.perf_counter(), self._clock.seconds
         generate_ids(

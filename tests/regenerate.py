@@ -1,0 +1,93 @@
+"""Writes anew what is derived from declarations: keyword types, the guide's table of options, the page of help texts.
+
+    python tests/regenerate.py
+
+tests/test_regenerated.py fails while a file differs from what this writes.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import click
+from click.testing import CliRunner
+
+from edgelm.cli import group
+from edgelm_runtime.generation.options import OPTIONS
+
+ROOT = Path(__file__).parents[1]
+KEYWORDS = ROOT / "runtime" / "edgelm_runtime" / "generation" / "keywords.py"
+GUIDE = ROOT / "runtime" / "README.md"
+HELP = ROOT / "edgelm" / "cli" / "README.md"
+WIDTH = 100  # columns of the help texts
+
+HEADER = '''"""The keyword options of generation, for type checkers and editors.
+
+Written by tests/regenerate.py from the declarations in options.py: change them there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from edgelm_runtime.generation.options import Overflow, Processor
+from edgelm_runtime.generation.results import Piece
+
+
+class Options(TypedDict, total=False):
+    """What `LanguageModel.generate`, `stream`, `chat` and `stream_chat` take by name."""
+'''
+
+
+def keywords() -> str:
+    """The module keywords.py."""
+    lines = [HEADER]
+    for about in OPTIONS.values():
+        lines.append(f"    {about.name}: {about.kind.annotation}")
+        text = f'"""{about.help}"""'
+        lines += textwrap.wrap(text, 105, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines) + "\n"
+
+
+def guide() -> str:
+    """The guide, with its table of options."""
+    rows = ["| option | default | meaning |", "|---|---|---|"]
+    rows += [f"| `{about.name}` | {about.default_text} | {about.help} |" for about in OPTIONS.values()]
+    text = GUIDE.read_text(encoding="utf-8")
+    start, end = "<!-- options: begin -->\n", "<!-- options: end -->"
+    pattern = re.escape(start) + ".*?" + re.escape(end)
+    return re.sub(pattern, lambda _: start + "\n".join(rows) + "\n" + end, text, flags=re.DOTALL)
+
+
+def help_page() -> str:
+    """All help texts of the command line."""
+    parts = [
+        "# The command line\n\nWhat `edgelm COMMAND --help` says; written by `python tests/regenerate.py`.\n"
+    ]
+    context = click.Context(group)
+    for name in ["", *group.list_commands(context)]:
+        arguments = [name, "--help"] if name else ["--help"]
+        result = CliRunner().invoke(
+            group, arguments, prog_name="edgelm", terminal_width=WIDTH, max_content_width=WIDTH
+        )
+        assert result.exit_code == 0, result.output
+        title = f"edgelm {name}".strip()
+        parts.append(f"## {title}\n\n```text\n{result.output.rstrip()}\n```\n")
+    return "\n".join(parts)
+
+
+def pages() -> dict[Path, str]:
+    """Every generated file with its text."""
+    return {KEYWORDS: keywords(), GUIDE: guide(), HELP: help_page()}
+
+
+if __name__ == "__main__":
+    for path, text in pages().items():
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
