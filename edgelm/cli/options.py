@@ -101,7 +101,7 @@ def _with(command: Command, options: tuple[Callable[[Command], Command], ...]) -
 
 def generation_values(options: dict[str, Any]) -> dict[str, Any]:
     """What the user gave of the generation options, for `LanguageModel.generate`; takes them out of `options`."""
-    values = {name: options.pop(name) for name in OPTIONS.keys() & options.keys()}
+    values = {name: options.pop(name) for name, about in OPTIONS.items() if about.flags is not None}
     return {name: value for name, value in values.items() if value is not None and value != ()}
 
 
