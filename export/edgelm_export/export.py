@@ -14,7 +14,7 @@ from edgelm.model.decoder import TorchDecoder
 from edgelm_export.checks.golden import golden_prompts, golden_vectors
 from edgelm_export.checks.parity import ParityReport, compare, make_cases
 from edgelm_export.files.metadata import graph_facts, seal
-from edgelm_export.files.writer import new_file, scratch_folder, write_graph
+from edgelm_export.files.writer import write_graph
 from edgelm_export.quantization.quality import Quality, calibration, compare_answers
 from edgelm_export.quantization.search import check_cache_dtype, check_precision, quantize
 from edgelm_export.tracing.attention import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
@@ -23,6 +23,7 @@ from edgelm_export.tracing.model_entries import model_entries
 from edgelm_export.tracing.reference import torch_answer
 from edgelm_export.tracing.scatter_attention import STATIC_CACHE_OPSET
 from edgelm_export.tracing.trace import CACHED_OPERATORS, EXTRA_OUTPUTS, build_graph
+from edgelm_runtime.atomic_files import new_files, scratch_folder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
@@ -85,7 +86,7 @@ def _export_fp32(
     config = model.config
     entries = model_entries(checkpoint, model)
     prompts = golden_prompts(checkpoint.tokenizer, config.context_length, config.vocab_size)
-    with new_file(path) as new:
+    with new_files(path) as new:
         report(f"tracing {config.num_layers} layers, opset {opset}")
         graph = build_graph(model, opset, outputs, kv_cache, target)
         sidecar = write_graph(graph, new)

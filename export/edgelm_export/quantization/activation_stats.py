@@ -14,8 +14,9 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgelm_export.files.writer import scratch_folder, write_graph
+from edgelm_export.files.writer import write_graph
 from edgelm_export.passes.builder import products
+from edgelm_runtime.atomic_files import scratch_folder
 from edgelm_runtime.engine.graph_inputs import empty_cache
 from edgelm_runtime.engine.session import Session
 

@@ -17,11 +17,12 @@ import onnx_ir as ir
 from edgelm_export.checks.golden import golden_vectors
 from edgelm_export.checks.parity import consistency
 from edgelm_export.files.metadata import graph_facts, seal
-from edgelm_export.files.writer import new_file, write_graph
+from edgelm_export.files.writer import write_graph
 from edgelm_export.passes.builder import products
 from edgelm_export.quantization.plan import Plan, kind_of
 from edgelm_export.quantization.quality import Quality, compare_answers
 from edgelm_export.quantization.reference import Source
+from edgelm_runtime.atomic_files import new_files
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError
 from edgelm_runtime.reports.verify import verify
@@ -66,7 +67,7 @@ def quantize(
     in_blocks = dtype == "int4" or (
         dtype == "int8" and (kernel == "blocks" or (kernel == "auto" and source.cached))
     )
-    with new_file(output) as new:
+    with new_files(output) as new:
         plan, quality = _search(source, new, Plan(dtype, block_size if in_blocks else 0), allowed, report)
         about = quality.to_dict() | {"plan": str(plan), "allowed_pct": allowed}
         _finish(source, new, plan, about, report)
