@@ -22,12 +22,12 @@ from edgelm_export.tracing.export_model import evaluating, trimmed
 from edgelm_export.tracing.model_entries import model_entries
 from edgelm_export.tracing.reference import torch_answer
 from edgelm_export.tracing.scatter_attention import STATIC_CACHE_OPSET
-from edgelm_export.tracing.trace import CACHED_OPERATORS, EXTRA_OUTPUTS, build_graph
+from edgelm_export.tracing.trace import CACHED_OPERATORS, build_graph
 from edgelm_runtime.atomic_files import new_files, scratch_folder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
-from edgelm_runtime.model_file.interface import CACHE_LENGTH
+from edgelm_runtime.model_file.interface import CACHE_LENGTH, EXTRA_OUTPUTS, GOLDEN, GRAPH, PARITY
 from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
 from edgelm_runtime.reports.verify import verify
 
@@ -98,10 +98,10 @@ def _export_fp32(
             )
         parity = compare(cases, functools.partial(_open, new), atol)
         report(str(parity))
-        entries["parity"] = parity.to_dict()
-        entries["golden"] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
+        entries[PARITY] = parity.to_dict()
+        entries[GOLDEN] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
         parameters = sum(weight.numel() for weight in model.parameters())
-        entries["graph"] = graph_facts(graph, "fp32", parameters, sidecar)
+        entries[GRAPH] = graph_facts(graph, "fp32", parameters, sidecar)
         seal(new, entries, sidecar)
         report(str(verify(new, "cpu")))
     return parity
@@ -123,11 +123,11 @@ def compare_with_checkpoint(
         raise VerificationError(
             f"{path} has another architecture than the checkpoint", "give its own checkpoint"
         )
-    if file.graph["dtype"] != "fp32":
+    if file.dtype != "fp32":
         return _compare_quality(path, file, session, model)
     kv_cache = CACHE_LENGTH in session.inputs
     session.close()
-    prompts = [prompt["ids"] for prompt in file.golden["prompts"]]
+    prompts = [prompt["ids"] for prompt in file.golden_prompts]
     with evaluating(checkpoint.model) as reference:
         cases = make_cases(torch_answer(reference, file.vocab_size), file, prompts, kv_cache)
     try:

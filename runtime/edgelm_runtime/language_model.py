@@ -123,14 +123,14 @@ class LanguageModel:
 
     def chat_prompt(self, messages: Sequence[chat_format.Message]) -> list[int]:
         """Token ids of the prompt that `chat` makes of `messages`."""
-        template = self.info.generation.get("chat_template")
+        template = self.info.chat_template
         ids = chat_format.encode_chat(messages, template, self.tokenizer, self._special_texts())
         bos = self._bos()
         return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
 
     def _chat_options(self, options: Options) -> Options:
         """A model without a template would go on to write the user's next turn."""
-        if self.info.generation.get("chat_template") is None and "stop" not in options:
+        if self.info.chat_template is None and "stop" not in options:
             options["stop"] = [chat_format.PLAIN_STOP]
         return options
 
@@ -225,19 +225,18 @@ class LanguageModel:
         bos = self._bos()
         ids = [*([bos] if bos is not None else []), *self.tokenizer.encode(prompt, allowed_special)]
         if not ids:
-            start = self.info.generation.get("bos_id", self.tokenizer.end_of_text)
+            start = self.info.bos_id if self.info.bos_id is not None else self.tokenizer.end_of_text
             if start is None:
                 raise OptionError("the prompt is empty and this model has no begin token", "give some text")
             ids = [start]
         return np.asarray(ids, np.int64)
 
     def _bos(self) -> int | None:
-        generation = self.info.generation
-        return generation.get("bos_id") if generation.get("add_bos") else None
+        return self.info.begin_id
 
     def _special_texts(self) -> dict[str, str]:
         by_id = {token_id: text for text, token_id in self.tokenizer.special.items()}
-        bos, ends = self.info.generation.get("bos_id"), self.info.end_ids
+        bos, ends = self.info.bos_id, self.info.end_ids
         return {
             "bos_token": by_id.get(bos, "") if bos is not None else "",
             "eos_token": by_id.get(ends[0], "") if ends else "",
