@@ -83,7 +83,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset(["+", "*", "**", "%"])
     # Texts of macros, of calls and of `{% set %}` blocks are joined by this.
-    concat = staticmethod(lambda parts: _joined("", parts))  # type: ignore[assignment]
+    concat = staticmethod(lambda parts: _joined("", parts))
 
     def __init__(self) -> None:
         super().__init__(

@@ -179,7 +179,7 @@ class Tokenizer:
         start = 0
         for end, next_start, token_id in self._named_tokens(text, frozenset(allowed)):
             stretch = text[start:end].translate(meant) if meant else text[start:end]
-            place = "between" if start else "continuing" if continues else "start"
+            place: Place = "between" if start else "continuing" if continues else "start"
             found += self._encode_stretch(stretch, place)
             found += token_id
             start = next_start
