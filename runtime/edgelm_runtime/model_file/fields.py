@@ -16,12 +16,14 @@ from typing import Any
 from edgelm_runtime.errors import ModelFileError
 from edgelm_runtime.model_file.interface import (
     ADD_BOS,
+    ADD_EOS,
     BOS_ID,
     CHAT_TEMPLATE,
     CONFIG,
     CONTEXT_LENGTH,
     DIGEST,
     END_IDS,
+    EOS_ID,
     FORMAT_ENTRY,
     GENERATION,
     GOLDEN,
@@ -105,7 +107,8 @@ FIELDS: dict[str, dict[str, Kind]] = {
         "activation": TEXT, "norm": TEXT, "position": TEXT, "gated_mlp": FLAG, "tied_head": FLAG,
     },
     GENERATION: {
-        END_IDS: IDS, BOS_ID: WHOLE.or_null(), ADD_BOS: FLAG, CHAT_TEMPLATE: TEXT.or_null(),
+        END_IDS: IDS, BOS_ID: WHOLE.or_null(), ADD_BOS: FLAG, EOS_ID: WHOLE.or_null(), ADD_EOS: FLAG,
+        CHAT_TEMPLATE: TEXT.or_null(),
     },
     ORIGIN: {},
     PARITY: {

@@ -73,4 +73,6 @@ GRAPH, PARITY, QUALITY, GOLDEN, DIGEST = "graph", "parity", "quality", "golden",
 # Fields of `config` that the runtime reads.
 CONTEXT_LENGTH, VOCAB_SIZE = "context_length", "vocab_size"
 # Fields of `generation` besides the defaults of options.
-END_IDS, BOS_ID, ADD_BOS, CHAT_TEMPLATE = "end_ids", "bos_id", "add_bos", "chat_template"
+END_IDS, BOS_ID, ADD_BOS, EOS_ID, ADD_EOS, CHAT_TEMPLATE = (
+    "end_ids", "bos_id", "add_bos", "eos_id", "add_eos", "chat_template",
+)  # fmt: skip

@@ -14,12 +14,14 @@ from edgelm_runtime.model_file.digest import changed_entries
 from edgelm_runtime.model_file.fields import EXPORT_AGAIN, EntryReader
 from edgelm_runtime.model_file.interface import (
     ADD_BOS,
+    ADD_EOS,
     BOS_ID,
     CHAT_TEMPLATE,
     CONFIG,
     CONTEXT_LENGTH,
     DIGEST,
     END_IDS,
+    EOS_ID,
     FORMAT,
     FORMAT_ENTRY,
     GENERATION,
@@ -78,6 +80,11 @@ class ModelFile:
     def begin_id(self) -> int | None:
         """The token that every text begins with; None where texts begin as they are."""
         return self.bos_id if self.generation.get(ADD_BOS) else None
+
+    @property
+    def final_id(self) -> int | None:
+        """The token that the model's tokenizer puts after every whole text; None where texts end as they are."""
+        return self.generation.get(EOS_ID) if self.generation.get(ADD_EOS) else None
 
     @property
     def chat_template(self) -> str | None:
