@@ -14,13 +14,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgelm.training import shards
-from edgelm.training.batches import Windows, permuted
-from edgelm.training.documents import STDLIB, cut, find_files, read_piece, save_standard_input
-from edgelm.training.shards import TokenData, TokenStream
+from edgelm.data import shards
+from edgelm.data.batches import Windows, permuted
+from edgelm.data.documents import Reading, cut, read_piece
+from edgelm.data.files import STDLIB, find_files, save_standard_input
+from edgelm.data.formats import format_of
+from edgelm.data.shards import TokenData, TokenStream
 from edgelm_runtime.errors import DataError
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import byte_tokenizer
@@ -94,7 +97,7 @@ def test_pieces_of_a_file_are_its_text(
     tmp_path_factory: pytest.TempPathFactory, text: str, size: int
 ) -> None:
     path = write(tmp_path_factory.mktemp("pieces"), a_txt=text) / "a.txt"
-    passages = [passage for piece in cut([path], size) for passage in read_piece(piece, "text")]
+    passages = [passage for piece in cut([path], piece_bytes=size) for passage in read_piece(piece, Reading())]
     assert "".join(passage.text for passage in passages) == text
     assert [passage.ends_document for passage in passages] == [False] * (len(passages) - 1) + [True]
     assert len({passage.key for passage in passages}) == 1
@@ -102,7 +105,7 @@ def test_pieces_of_a_file_are_its_text(
 
 def test_large_files_are_cut_at_line_ends(tmp_path: Path) -> None:
     path = write(tmp_path, a_txt="0123456789\n" * 100) / "a.txt"
-    pieces = list(cut([path], 100))
+    pieces = list(cut([path], piece_bytes=100))
     assert len(pieces) == 10
     assert all(piece.stop % 11 == 0 for piece in pieces)
 
@@ -111,7 +114,7 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
     texts = ["one\ntwo", "", "é" * 200, "\ud800 lone"]
     lines = "\n\n".join(json.dumps({"id": 1, "body": text}) for text in texts)
     path = write(tmp_path, a_jsonl=lines) / "a.jsonl"
-    passages = [passage for piece in cut([path], 30) for passage in read_piece(piece, "body")]
+    passages = [passage for piece in cut([path], piece_bytes=30) for passage in read_piece(piece, Reading("body"))]
     assert [passage.text for passage in passages] == [*texts[:3], "? lone"]
     assert all(passage.ends_document for passage in passages)
 
@@ -120,7 +123,7 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
 def test_a_json_line_without_text_is_named(tmp_path: Path, line: str) -> None:
     path = write(tmp_path, a_jsonl='{"text": "good"}\n' + line) / "a.jsonl"
     with pytest.raises(DataError, match=r"a\.jsonl, line 2, has no text in 'text'"):
-        list(read_piece(next(cut([path])), "text"))
+        list(read_piece(next(cut([path])), Reading()))
 
 
 def encoded(
@@ -128,11 +131,11 @@ def encoded(
 ) -> TokenData:
     tokenizer = tokenizer or byte_tokenizer()
     paths = find_files([str(files)])
-    mark = shards.fingerprint(paths, "text", tokenizer, holdout)
-    separator = tokenizer.end_of_text
-    pieces = list(cut(paths))
-    shards.build(folder, pieces, tokenizer, separator, "text", holdout, mark, 2, lambda done, total: None)
-    assert shards.stored_fingerprint(folder) == mark
+    frame, digests = shards.Frame(end=tokenizer.end_of_text), shards.content_digests(paths)
+    shards.build(
+        folder, list(cut(paths)), digests, tokenizer, frame, Reading(), holdout, 2, lambda done, total: None
+    )
+    assert shards.is_built(folder)
     return shards.load(folder, context, holdout)
 
 
@@ -185,26 +188,40 @@ def test_too_little_data_names_both_numbers(tmp_path: Path) -> None:
 def test_what_is_not_text_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path / "in", a_txt="good " * 10, b_png=b"\x89PNG\0\0", c_txt="é".encode("latin-1"), d_txt=b"")
     data = encoded(tmp_path / "out", tmp_path / "in")
-    assert [Path(name).name for name in data.skipped] == ["b.png", "c.txt"]
+    assert [Path(name).name for name in data.skipped] == [
+        "b.png: a binary file",
+        "c.txt: byte 0xe9 at 0 is not utf-8",
+    ]
     assert data.documents == 1
 
 
-def test_the_fingerprint_notices_every_change(tmp_path: Path) -> None:
+def test_the_fingerprint_is_of_content_and_settings(tmp_path: Path) -> None:
     path = write(tmp_path, a_txt="text") / "a.txt"
-    small = byte_tokenizer()
-    other = Tokenizer([*small.tokens, b"th"], special={"<|endoftext|>": 257})
-    first = shards.fingerprint([path], "text", small, 0.1)
-    assert first == shards.fingerprint([path], "text", small, 0.1)
-    changed = [
-        shards.fingerprint([path], "body", small, 0.1),
-        shards.fingerprint([path], "text", other, 0.1),
-        shards.fingerprint([path], "text", small, 0.2),
-    ]
+
+    def mark(path: Path, *settings: object) -> str:
+        return shards.fingerprint([path], shards.content_digests([path]), *settings)
+
+    first = mark(path, "text")
+    os.utime(path, (1, 1))
+    copy = tmp_path / "elsewhere" / "b.txt"
+    copy.parent.mkdir()
+    copy.write_text("text")
+    assert mark(path, "text") == mark(copy, "text") == first
+    lines = path.rename(tmp_path / "a.jsonl")
+    changed = [mark(lines, "text"), mark(copy, "body")]
+    copy.write_text("next")
+    assert len({first, *changed, mark(copy, "text")}) == 4
+
+
+def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", a_txt="text " * 10) / "a.txt"
+    encoded(tmp_path / "out", tmp_path / "in")
     facts = path.stat()
-    path.write_text("next")
-    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
-    changed.append(shards.fingerprint([path], "text", small, 0.1))
-    assert len({first, *changed}) == 5
+    ((_, digest),) = shards.content_digests([path])
+    path.write_text("TEXT " * 10)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert shards.content_digests([path], [tmp_path / "out"])[0][1] == digest
+    assert shards.content_digests([path])[0][1] != digest
 
 
 def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:
@@ -245,16 +262,18 @@ def test_an_epoch_sees_every_window_once(tokens: int, context: int) -> None:
     per_epoch = windows.per_epoch
     for epoch in range(3):
         batch = windows.batch(epoch * per_epoch, per_epoch)
-        assert batch.shape == (per_epoch, context + 1)
-        assert (np.diff(batch, axis=1) == 1).all()
-        starts = sorted(batch[:, 0].tolist())
+        ids, targets = batch.inputs
+        assert ids.shape == targets.shape == (per_epoch, context) and batch.count == ids.numel()
+        assert (targets == ids + 1).all() and (ids.diff(dim=1) == 1).all()
+        starts = sorted(ids[:, 0].tolist())
         assert starts == list(range(starts[0], starts[0] + per_epoch * context, context))
 
 
 def test_batches_depend_on_seed_and_number_alone() -> None:
     tokens = stream(1000)
     one, again, other = (Windows(tokens, 8, seed) for seed in (1, 1, 2))
-    joined = np.concatenate([again.batch(first, 2) for first in range(10, 16, 2)])
-    assert (one.batch(10, 6) == joined).all()
-    assert (one.batch(10, 6) != other.batch(10, 6)).any()
-    assert (one.batch(0, one.per_epoch) != one.batch(one.per_epoch, one.per_epoch)).any()
+    joined = torch.cat([again.batch(first, 2).targets for first in range(10, 16, 2)])
+    assert torch.equal(one.batch(10, 6).targets, joined)
+    assert not torch.equal(one.batch(10, 6).targets, other.batch(10, 6).targets)
+    first, second = (one.batch(epoch * one.per_epoch, one.per_epoch).targets for epoch in (0, 1))
+    assert not torch.equal(first, second)

@@ -22,7 +22,8 @@ from edgelm.cli.train_command import command
 from edgelm.cli.training_display import Display
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
-from edgelm.training.config import SAVED, TrainingConfig, resolve
+from edgelm.checkpoint import SETTINGS as SAVED
+from edgelm.training.config import TrainingConfig, resolve
 from edgelm.training.report import Figures
 from edgelm_runtime.assets import assets_folder
 from edgelm_runtime.errors import (

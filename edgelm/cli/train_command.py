@@ -71,9 +71,8 @@ def _flag(item: Field[Any], kind: Any, about: str) -> Callable[[Callable[..., No
         return click.option(f"--{name}/--no-{name}", item.name, default=None, help=about)
     if kind == tuple[str, ...]:
         return click.option(f"--{name}", item.name, multiple=True, help=f"{about} May be repeated.")
-    shown = f"{about} [{item.default}]" if item.default not in (MISSING, "", 0) else about
     choices = typing.get_args(kind)
-    return click.option(f"--{name}", item.name, type=click.Choice(choices) if choices else kind, help=shown)
+    return click.option(f"--{name}", item.name, type=click.Choice(choices) if choices else kind, help=about)
 
 
 @click.command(name="train")

@@ -32,7 +32,7 @@ from edgelm.training.config import TrainingConfig
 from edgelm.training.distributed import World
 from edgelm.training.precision import precision_context
 from edgelm.training.report import Silent
-from edgelm.training.shards import TokenData, TokenStream
+from edgelm.data.shards import TokenData, TokenStream
 from edgelm.training.signals import StopRequest
 from edgelm.training.trainer import Trainer
 
