@@ -47,15 +47,15 @@ class Checkpoint:
     """A model with what belongs to it.
 
     `generation` holds defaults for the runtime (`end_ids`, `temperature`, `chat_template`, ...), `origin`
-    what is worth knowing about where the weights came from, `held_out` chats (each a list of messages) that the
-    model was not taught. All are plain JSON values.
+    what is worth knowing about where the weights came from, `held_out` chats (`messages`, and `tools` where there are
+    some) that the model was not taught. All are plain JSON values.
     """
 
     model: Transformer
     tokenizer: Tokenizer | None
     generation: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, Any] = field(default_factory=dict)
-    held_out: list[list[dict[str, Any]]] = field(default_factory=list)
+    held_out: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def config(self) -> ModelConfig:
@@ -122,7 +122,7 @@ def read_origin(folder: Path) -> dict[str, Any]:
     return origin
 
 
-def _held_out(path: Path) -> list[list[dict[str, Any]]]:
+def _held_out(path: Path) -> list[dict[str, Any]]:
     if not path.is_file():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

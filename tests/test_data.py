@@ -98,7 +98,9 @@ def test_pieces_of_a_file_are_its_text(
     tmp_path_factory: pytest.TempPathFactory, text: str, size: int
 ) -> None:
     path = write(tmp_path_factory.mktemp("pieces"), a_txt=text) / "a.txt"
-    passages = [passage for piece in cut([path], piece_bytes=size) for passage in read_piece(piece, Reading())]
+    passages = [
+        passage for piece in cut([path], piece_bytes=size) for passage in read_piece(piece, Reading())
+    ]
     assert "".join(passage.text for passage in passages) == text
     assert [passage.ends_document for passage in passages] == [False] * (len(passages) - 1) + [True]
     assert len({passage.key for passage in passages}) == 1
@@ -115,7 +117,9 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
     texts = ["one\ntwo", "", "é" * 200, "\ud800 lone"]
     lines = "\n\n".join(json.dumps({"id": 1, "body": text}) for text in texts)
     path = write(tmp_path, a_jsonl=lines) / "a.jsonl"
-    passages = [passage for piece in cut([path], piece_bytes=30) for passage in read_piece(piece, Reading("body"))]
+    passages = [
+        passage for piece in cut([path], piece_bytes=30) for passage in read_piece(piece, Reading("body"))
+    ]
     assert [passage.text for passage in passages] == [*texts[:3], "? lone"]
     assert all(passage.ends_document for passage in passages)
 
@@ -126,7 +130,7 @@ BAD_LINES = {
     '{"body": "x"}': "line 3, has no text in 'text', only body",
     "null": "line 3, is null and has no text in 'text'",
     "[1]": r"line 3, is \[1\] and has no text",
-    '"text"': "line 3, is \"text\" and has no text",
+    '"text"': 'line 3, is "text" and has no text',
     '{"text": "cut of': "line 3, is no JSON: Unterminated string",
     "[" * 100_000: "line 3, is nested too deeply",
     "1" * 5000: "line 3, is no JSON: Exceeds the limit",
@@ -149,7 +153,9 @@ def test_a_bad_json_line_is_named_or_left_out(tmp_path: Path, line: str, piece_b
     assert re.search(BAD_LINES[line], lenient.bad[0])
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.JSONL", "a.ndjson", "a.jsonlines", "a.jsonl.gz", "a.ndjson.zst"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.JSONL", "a.ndjson", "a.jsonlines", "a.jsonl.gz", "a.ndjson.zst"]
+)
 @pytest.mark.parametrize("lines", ['{"text": "é"}\n{"text": "b"}', '[\n{"text": "é"},\r\n{"text": "b"}\n]\n'])
 def test_json_lines_have_many_names_and_forms(tmp_path: Path, name: str, lines: str) -> None:
     path = tmp_path / name

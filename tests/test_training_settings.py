@@ -16,13 +16,13 @@ import pytest
 import torch
 
 import edgelm
+from edgelm.checkpoint import SETTINGS as SAVED
 from edgelm.checkpoint import load_checkpoint
 from edgelm.cli import group
 from edgelm.cli.train_command import command
 from edgelm.cli.training_display import Display
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
-from edgelm.checkpoint import SETTINGS as SAVED
 from edgelm.training.config import TrainingConfig, resolve
 from edgelm.training.report import Figures
 from edgelm_runtime.assets import assets_folder

@@ -16,7 +16,13 @@ from edgelm.training.config import TEACHING, RunConfig, TrainingConfig, resolve,
 @click.command(name="train", cls=GroupedCommand)
 @click.argument("data", nargs=-1)
 @click.option(
-    "-o", "--output", "--out", "out", type=click.Path(path_type=Path), required=True, help="Folder of the run."
+    "-o",
+    "--output",
+    "--out",
+    "out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder of the run.",
 )
 @click.option(
     "--preset",

@@ -98,7 +98,9 @@ class Reading:
             self.skipped.append(what)
 
 
-def cut(paths: Iterable[Path], reading: Reading | None = None, piece_bytes: int = PIECE_BYTES) -> Iterator[Piece]:
+def cut(
+    paths: Iterable[Path], reading: Reading | None = None, piece_bytes: int = PIECE_BYTES
+) -> Iterator[Piece]:
     """Pieces of all files, in order, without reading them. Raises DataError for an unreadable file."""
     encoding = reading.encoding if reading is not None else "utf-8"
     for path in paths:
@@ -175,7 +177,9 @@ def read_records(piece: Piece, reading: Reading) -> Iterator[tuple[str, Any]]:
             yield where, json.loads(stripped)
         except (ValueError, RecursionError) as error:
             reason = "is nested too deeply" if isinstance(error, RecursionError) else f"is no JSON: {error}"
-            reading.leave_out_record(DataError(f"{where}, {reason}", "mend it, or allow it with --skip-bad 1"))
+            reading.leave_out_record(
+                DataError(f"{where}, {reason}", "mend it, or allow it with --skip-bad 1")
+            )
 
 
 def _lines(piece: Piece, reading: Reading) -> Iterator[tuple[int, str]]:
@@ -223,7 +227,9 @@ def _text_of(record: object, name: str, where: str) -> str:
     if isinstance(value, str):
         return value
     if name in record:
-        raise DataError(f"{where}, has no text in {name!r} but {json.dumps(value, default=str)[:_SHOWN]}", remedy)
+        raise DataError(
+            f"{where}, has no text in {name!r} but {json.dumps(value, default=str)[:_SHOWN]}", remedy
+        )
     raise DataError(f"{where}, has no text in {name!r}, only {', '.join(map(str, record))[:_SHOWN]}", remedy)
 
 

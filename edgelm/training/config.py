@@ -58,7 +58,9 @@ class TrainingConfig:
     decode_errors: DecodeErrors = _data(  # noqa: RUF009
         "skip", about="Leave out text with bytes of another encoding, or replace them."
     )
-    skip_bad: int = _data(0, about="Number of bad JSON lines or chats that are left out; one more is an error.")
+    skip_bad: int = _data(
+        0, about="Number of bad JSON lines or chats that are left out; one more is an error."
+    )
     holdout: float = _data(0.05, about="Share of the documents held out to measure the model.")
     tokenizer: str = _data(
         "bpe", about="bpe (trained on the data), bytes, a tiktoken encoding, or a saved file."

@@ -15,9 +15,9 @@ from edgelm.data.files import find_files, save_standard_input
 from edgelm.data.shards import Frame
 from edgelm.data.vocabulary import sample_texts, train_vocabulary
 from edgelm.training.config import TrainingConfig
+from edgelm.training.material import Material
 from edgelm.training.report import Reporter
 from edgelm.training.run_folder import RunFolder
-from edgelm.training.trainer import Material
 from edgelm_runtime.atomic_files import TEMPORARY
 from edgelm_runtime.engine.threads import default_threads
 from edgelm_runtime.errors import CheckpointError, ConfigError
@@ -84,22 +84,35 @@ def prepare_tokens(
         config.skip_bad, tokenizer.digest, config.holdout, asdict(frame),
     )  # fmt: skip
     built = folder.tokens / fingerprint
-    if shards.is_built(built):
-        if not resume:
-            reporter.note(f"the data is unchanged, so the tokens in {folder.tokens} are used again")
-            if corpus.piped is not None:
-                corpus.piped.unlink(missing_ok=True)
+    if reused(built, corpus, resume, reporter):
         return fingerprint
-    if resume and _saved_fingerprint(folder) != fingerprint:
-        raise CheckpointError(
-            f"the data of {folder.path} has changed since the run was saved",
-            "restore it, or start anew with --overwrite or --init-from",
-        )
+    if resume:
+        refuse_other_data(folder, fingerprint)
     shards.build(
         built, pieces, digests, tokenizer, frame, corpus.reading, config.holdout, default_threads(),
         lambda done, total: reporter.preparing("encoding", done, total), keep=corpus.piped,
     )  # fmt: skip
     return fingerprint
+
+
+def reused(built: Path, corpus: Corpus, resume: bool, reporter: Reporter) -> bool:
+    """Whether what is to be made of the data is there already."""
+    if not shards.is_built(built):
+        return False
+    if not resume:
+        reporter.note(f"the data is unchanged, so the tokens in {built.parent} are used again")
+        if corpus.piped is not None:
+            corpus.piped.unlink(missing_ok=True)
+    return True
+
+
+def refuse_other_data(folder: RunFolder, fingerprint: str) -> None:
+    """Raise CheckpointError where the data is not that of the run in the folder."""
+    if _saved_fingerprint(folder) != fingerprint:
+        raise CheckpointError(
+            f"the data of {folder.path} has changed since the run was saved",
+            "restore it, or start anew with --overwrite or --init-from",
+        )
 
 
 def _tokenizer(
