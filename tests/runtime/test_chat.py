@@ -111,7 +111,7 @@ DOUBLING = "{%% set ns = namespace(x=%s) %%}{%% for i in range(99) %%}%s{%% endf
         "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
         "{% for c in 'a' * 1000000 %}{% for d in 'b' * 1000000 %}{% endfor %}{% endfor %}",
         "{% for i in range(100000) %}{{ 'a' * 100000 }}{% endfor %}",
-        "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = ns.x + [('a' * 9999)[1:]] %}{% endfor %}",
+        "{% set ns = namespace(x=[]) %}{% for i in range(99999) %}{% set ns.x = ns.x + [('a' * 9999)[1:]] %}{% endfor %}",  # noqa: E501
         DOUBLING % ("'a'", "{% set ns.x = ns.x ~ ns.x %}"),
         DOUBLING % ("'a'", "{% set ns.x = ns.x + ns.x %}"),
         DOUBLING % ("'a'", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"),
