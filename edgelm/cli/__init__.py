@@ -28,7 +28,7 @@ COMMANDS = {
     "export": "Write a checkpoint, or a model from elsewhere, as one .onnx file.",
     "quantize": "Make a finished model file smaller and faster.",
     "verify": "Check that a model file still gives the results that it was exported with.",
-    "info": "Say what a model file is.",
+    "info": "Describe a model file.",
     "run": "Continue a prompt.",
     "chat": "Talk with a model.",
     "score": "Measure how well a model predicts texts.",
