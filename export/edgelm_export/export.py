@@ -99,7 +99,7 @@ def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, repo
         entries[GOLDEN] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
         parameters = sum(weight.numel() for weight in model.parameters())
         entries[GRAPH] = graph_facts(graph, FP32, parameters, sidecar)
-        seal(new, entries, sidecar)
+        seal(new, entries)
         report(str(verify(new, "cpu")))
     return parity
 

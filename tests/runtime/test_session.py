@@ -16,7 +16,7 @@ import pytest
 from fakes import CACHED, TINY
 
 from edgelm_runtime import ClosedError, ModelFileError, OptionError, ProviderError, load
-from edgelm_runtime.engine import session as session_module
+from edgelm_runtime.engine import session_options
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.engine.threads import default_threads
 
@@ -32,7 +32,7 @@ def test_threads_must_be_a_number(wrong: Any) -> None:
 def test_threads_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     for quota, expected in ((None, 6), (2, 2), (99, 6)):
-        monkeypatch.setattr("edgelm_runtime.engine.threads._container_cpus", lambda quota=quota: quota)
+        monkeypatch.setattr("edgelm_runtime.engine.threads.quota_cpus", lambda quota=quota: quota)
         assert default_threads() == expected
 
 
@@ -182,7 +182,7 @@ def test_the_arithmetic_of_the_program_around_is_left_alone() -> None:
 
 def test_products_of_bytes_are_exact_here() -> None:
     """Either this processor does not clip sums, or the sessions ask for the way that does not."""
-    session = Session(session_module._PRODUCT, "cpu", 1)
+    session = Session(session_options._PRODUCT, "cpu", 1)
     feeds = {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 32), 127, np.int8)}
     assert (session.run(("c",), feeds)[0] == 64 * 255 * 127).all()
 
@@ -191,8 +191,8 @@ def test_products_of_bytes_are_exact_here() -> None:
 def test_the_exact_way_is_asked_for_where_the_fast_one_clips(
     saturates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_saturates", lambda: saturates)
-    options = session_module._session_options(1, True)
+    monkeypatch.setattr(session_options, "_saturates", lambda: saturates)
+    options = session_options.session_options(1, True)
     key = "session.x64quantprecision"
     if saturates:
         assert options.get_session_config_entry(key) == "1"

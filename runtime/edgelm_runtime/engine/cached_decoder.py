@@ -10,10 +10,13 @@ Caches are kept in a small pool, so that one decoder serves many threads and sev
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Sequence
 
 from edgelm_runtime.arrays import Ids, Logits
+from edgelm_runtime.engine.forks import renewed_in_children
+from edgelm_runtime.engine.kv_buffers import cache_device
 from edgelm_runtime.engine.kv_cache import Cache
 from edgelm_runtime.engine.session import Session
 
@@ -39,13 +42,22 @@ class CachedDecoder:
         self._session = session
         self._lock = threading.Lock()
         self._idle: list[Cache] = []  # the least recently used first
+        renewed_in_children(self)
+
+    def renew_in_child(self) -> None:
+        """In a forked child: another thread may have held the lock, and a device's memory belongs to the parent."""
+        self._lock = threading.Lock()
+        if self._idle and cache_device(self._session) is not None:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._idle))  # never freed here
+            self._idle = []
 
     def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
         cache = self._take(rows)
         logits = cache.logits(rows, counts)  # where this fails, the cache is not used again
         with self._lock:
-            self._idle.append(cache)
-            del self._idle[:-MOST_CACHES]
+            if not self._session.closed:  # a cache holds on to the session that it is bound to
+                self._idle.append(cache)
+                del self._idle[:-MOST_CACHES]
         return [row[:, : self.vocab_size] for row in logits]
 
     def clear(self) -> None:
