@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
 import edgelm_runtime
 from edgelm_export import export_checkpoint
 from edgelm_export.files import writer
 from edgelm_runtime import ModelFileError
-from edgelm_runtime.engine import creation
 from edgelm_runtime.engine.session import Session
+from edgelm_runtime.engine.session_options import session_options
 from edgelm_runtime.model_file.opened import OpenModel
 from edgelm_runtime.reports.describe import describe
 from edgelm_runtime.reports.verify import verify
@@ -61,15 +62,16 @@ def replacing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
     """Has something done when onnxruntime is about to be given the first graph."""
 
     def install(action: Callable[[], object]) -> None:
-        create, done = creation.ort.InferenceSession, []
+        create = onnxruntime.InferenceSession
+        done: list[object] = []
 
         def session(*args: Any, **options: Any) -> Any:
             if not done:
                 done.append(action())
             return create(*args, **options)
 
-        creation.session_options(1, True)  # its own session, of another model, is out of the way
-        monkeypatch.setattr(creation.ort, "InferenceSession", session)
+        session_options(1, True)  # its own session, of another model, is out of the way
+        monkeypatch.setattr(onnxruntime, "InferenceSession", session)
 
     return install
 
