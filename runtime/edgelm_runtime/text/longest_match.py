@@ -6,7 +6,6 @@ import re
 from collections.abc import Sequence
 from itertools import groupby, takewhile
 
-
 DEEPEST = 20
 """Levels of the tree. `re` follows groups inside groups by calling itself, and a chain of words, each the beginning of
 the next, makes as many levels as it has words."""
