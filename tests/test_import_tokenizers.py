@@ -13,7 +13,8 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from edgelm.importers.tokenizers.choose import character_tokenizer, choose_tokenizer, read_tokenizer
+from edgelm.importers.pytorch.nanogpt import character_tokenizer
+from edgelm.importers.requested_tokenizer import read_tokenizer, requested_tokenizer
 from edgelm.importers.tokenizers.convert import convert, read_tokenizer_json
 from edgelm.importers.tokenizers.pretokenizers import GPT2, LLAMA3, QWEN2
 from edgelm_runtime.errors import OptionError, TokenizerError
@@ -232,9 +233,9 @@ def test_a_tokenizer_by_path(tmp_path: Path) -> None:
     for name in (tmp_path / "tokenizer.json", tmp_path, tmp_path / "ours.json"):
         assert read_tokenizer(str(name)).tokenizer.encode(CORPUS) == ours.encode(CORPUS)
     assert read_tokenizer("bytes").tokenizer.vocab_size == 257
-    assert choose_tokenizer("none", lambda: pytest.fail("not needed"), 5, "x") is None
+    assert requested_tokenizer("none").tokenizer(lambda: pytest.fail("not needed"), 5, "x") is None
     with pytest.raises(TokenizerError, match="has 257 ids, the model of x only 5 rows"):
-        choose_tokenizer("bytes", lambda: pytest.fail("not needed"), 5, "x")
+        requested_tokenizer("bytes").tokenizer(lambda: pytest.fail("not needed"), 5, "x")
 
 
 def test_character_tables(tmp_path: Path) -> None:

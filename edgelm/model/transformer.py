@@ -12,8 +12,7 @@ Choices, and why:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -183,13 +182,3 @@ class Transformer(nn.Module):
         if targets is None:
             return logits, None
         return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-    def generate(self, prompt: Sequence[int], **options: Any) -> list[int]:
-        """Token ids that continue `prompt`, by the same loop, sampler and sliding window as the runtime.
-
-        `options` are those of `edgelm_runtime.generate_ids`. Gradients are off; eval mode is used and
-        the mode found is restored.
-        """
-        from edgelm.model.decoder import generate
-
-        return generate(self, prompt, **options)

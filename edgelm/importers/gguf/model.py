@@ -17,7 +17,7 @@ from edgelm.config import ModelConfig, RopeScaling
 from edgelm.importers.gguf.file import GgufFile
 from edgelm.importers.gguf.tokenizer import gguf_tokenizer
 from edgelm.importers.settings import Settings
-from edgelm.importers.tokenizers.choose import choose_tokenizer
+from edgelm.importers.tokenizers.choose import TokenizerChoice
 from edgelm.importers.tokenizers.convert import ImportedTokenizer
 from edgelm.importers.weight_names import GGUF_GPT2, GGUF_LLAMA, GGUF_QWEN
 from edgelm.importers.weight_rules import Family, Weights, take_weights
@@ -39,14 +39,12 @@ END_NAMES = (
 )
 
 
-def load_gguf(path: Path, tokenizer: str | None) -> Checkpoint:
+def load_gguf(path: Path, choice: TokenizerChoice) -> Checkpoint:
     """The model in a GGUF file. Raises CheckpointError, ConfigError or TokenizerError."""
     file = GgufFile(path)
     config, family = gguf_config(file)
     source = str(path)
-    found = choose_tokenizer(
-        tokenizer, lambda: gguf_tokenizer(file, config.vocab_size), config.vocab_size, source
-    )
+    found = choice.tokenizer(lambda: gguf_tokenizer(file, config.vocab_size), config.vocab_size, source)
     model = build_model(config, take_weights(family, config, file.weights(), source), source).eval()
     origin = {"source": "GGUF", "architecture": file.metadata["general.architecture"], "path": source}
     return Checkpoint(model, found.tokenizer if found else None, _generation(file, found), origin)

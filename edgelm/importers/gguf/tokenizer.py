@@ -10,12 +10,12 @@ from __future__ import annotations
 from typing import Any
 
 from edgelm.importers.gguf.file import GgufFile
+from edgelm.importers.tokenizers.choose import WAYS_ON
 from edgelm.importers.tokenizers.convert import SPACE_SYMBOL, ImportedTokenizer, convert
 from edgelm.importers.tokenizers.pretokenizers import GGUF_CUTS
 from edgelm_runtime.errors import TokenizerError
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-WAYS_ON = "give one with --tokenizer PATH|NAME, or --tokenizer none for a model that takes and gives ids only"
 
 
 def gguf_tokenizer(file: GgufFile, rows: int | None = None) -> ImportedTokenizer:

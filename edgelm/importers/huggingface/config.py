@@ -2,7 +2,7 @@
 
 Which biases there are follows from the tensors, since flags differ between families and versions.
 Settings that would change the numbers and that the `Transformer` does not have are refused by name.
-Rotary settings are read by huggingface_rope.py.
+Rotary settings are read by rope.py.
 """
 
 from __future__ import annotations

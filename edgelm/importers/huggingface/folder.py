@@ -16,11 +16,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from edgelm.checkpoint import Checkpoint, build_model
+from edgelm.importers.files.safe_files import has, inside, read_json
+from edgelm.importers.files.torch_files import floats, read_torch, stored_tensors
 from edgelm.importers.huggingface.config import family_of, read_config
-from edgelm.importers.pytorch.files import floats, read_torch, stored_tensors
-from edgelm.importers.safe_files import has, inside, read_json
-from edgelm.importers.tokenizers.choose import choose_tokenizer, folder_tokenizer
-from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.tokenizers.choose import TokenizerChoice, missing
+from edgelm.importers.tokenizers.convert import ImportedTokenizer, read_tokenizer_json
 from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
 
@@ -28,19 +28,24 @@ from edgelm_runtime.errors import CheckpointError
 WANTED = ("*.json", "*.safetensors", "chat_template.jinja", "pytorch_model*.bin")
 
 
-def load_huggingface(folder: Path, tokenizer: str | None) -> Checkpoint:
+def load_huggingface(folder: Path, choice: TokenizerChoice) -> Checkpoint:
     """The model in a folder. Raises CheckpointError, ConfigError or TokenizerError."""
     source = str(folder)
     settings = read_json(inside(folder, "config.json"))
     family = family_of(settings, source)
     weights = family.renamed(without_prefixes(_folder_weights(folder), source, ("gpt_neox.",)))
     config = read_config(settings, weights, source)
-    found = choose_tokenizer(
-        tokenizer, lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source
-    )
+    found = choice.tokenizer(lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source)
     model = build_model(config, take_weights(family, config, weights, source), source).eval()
     origin = {"source": "Hugging Face folder", "model_type": settings["model_type"]}
     return Checkpoint(model, found.tokenizer if found else None, _generation(folder, settings, found), origin)
+
+
+def folder_tokenizer(folder: Path, rows: int) -> ImportedTokenizer:
+    """The tokenizer.json of a Hugging Face folder."""
+    if not has(folder, "tokenizer.json"):
+        raise missing(str(folder), "the folder has no tokenizer.json")
+    return read_tokenizer_json(inside(folder, "tokenizer.json"), rows)
 
 
 def download(name: str) -> Path:

@@ -12,7 +12,7 @@ Two kinds of vocabulary:
   inside a character. A beginning whose character never comes, and a byte without a piece, are the ids
   of their byte-fallback tokens. The text is cut before runs of spaces if no piece reaches across.
 
-Whether this holds is checked on import, see tokenizer_check.py.
+Whether this holds is checked on import, see check.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import tokenizers
 
-from edgelm.importers.safe_files import read_json
+from edgelm.importers.files.safe_files import read_json
 from edgelm.importers.tokenizers.check import check_tokenizer
 from edgelm.importers.tokenizers.pretokenizers import pattern_of
 from edgelm_runtime.errors import TokenizerError

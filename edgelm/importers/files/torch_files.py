@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edgelm.importers.pytorch.pickles import wanted_names
+from edgelm.importers.files.pickles import wanted_names
 from edgelm.importers.weight_rules import Stored
 from edgelm_runtime.errors import CheckpointError
 
