@@ -21,9 +21,9 @@ from edgelm.importers.huggingface.folder import download, load_huggingface
 from edgelm.importers.pytorch.llm_from_scratch import is_llm_from_scratch, load_llm_from_scratch, state_of
 from edgelm.importers.pytorch.nanogpt import is_nanogpt, load_nanogpt
 from edgelm.importers.requested_tokenizer import requested_tokenizer
-from edgelm.importers.tokenizers.choose import TokenizerChoice
-from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from edgelm.importers.files.safe_files import read_json
+from edgelm.importers.files.safe_files import has, read_json
 from edgelm.importers.gguf.file import GgufFile
 from edgelm.importers.gguf.tokenizer import gguf_tokenizer
+from edgelm.importers.huggingface.tokenizer import folder_tokenizer
 from edgelm.importers.pytorch.nanogpt import character_tokenizer
-from edgelm.importers.tokenizers.choose import TokenizerChoice
-from edgelm.importers.tokenizers.convert import ImportedTokenizer, convert
+from edgelm.importers.tokenizer_choice import TokenizerChoice
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer, convert, is_huggingface
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
 IDS_ONLY = "none"
@@ -29,7 +30,9 @@ def read_tokenizer(name: str, rows: int | None = None) -> ImportedTokenizer:
     """A tokenizer by path or name: Hugging Face's tokenizer.json or its folder, a GGUF file, nanoGPT's
     meta.pkl, and whatever `load_tokenizer` takes. Ids from `rows` on are left out. Raises TokenizerError."""
     path = Path(name)
-    if path.is_dir() and (path / "tokenizer.json").is_file():
+    if path.is_dir() and (has(path, "tokenizer_config.json") or has(path, "vocab.json")):
+        return folder_tokenizer(path, rows)
+    if path.is_dir() and has(path, "tokenizer.json"):
         path = path / "tokenizer.json"
     if path.suffix == ".pkl" and path.is_file():
         return ImportedTokenizer(character_tokenizer(path))
@@ -38,6 +41,6 @@ def read_tokenizer(name: str, rows: int | None = None) -> ImportedTokenizer:
             if file.read(4) == b"GGUF":
                 return gguf_tokenizer(GgufFile(path), rows)
         values = read_json(path)
-        if "model" in values:
+        if is_huggingface(values):
             return convert(values, str(path), rows)
     return ImportedTokenizer(load_tokenizer(name))

@@ -17,11 +17,11 @@ from edgelm.config import ModelConfig, RopeScaling
 from edgelm.importers.gguf.file import GgufFile
 from edgelm.importers.gguf.tokenizer import gguf_tokenizer
 from edgelm.importers.settings import Settings
-from edgelm.importers.tokenizers.choose import TokenizerChoice
-from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm.importers.weight_names import GGUF_GPT2, GGUF_LLAMA, GGUF_QWEN
 from edgelm.importers.weight_rules import Family, Weights, take_weights
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 FAMILIES: Mapping[str, Family] = {
     "llama": GGUF_LLAMA, "qwen2": GGUF_QWEN, "qwen3": GGUF_QWEN, "gemma3": GGUF_QWEN, "gpt2": GGUF_GPT2,

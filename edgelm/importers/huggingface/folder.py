@@ -19,10 +19,11 @@ from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.importers.files.safe_files import has, inside, read_json
 from edgelm.importers.files.torch_files import floats, read_torch, stored_tensors
 from edgelm.importers.huggingface.config import family_of, read_config
-from edgelm.importers.tokenizers.choose import TokenizerChoice, missing
-from edgelm.importers.tokenizers.convert import ImportedTokenizer, read_tokenizer_json
+from edgelm.importers.huggingface.tokenizer import folder_tokenizer
+from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 # What a download asks for: no code, no weights of other frameworks.
 WANTED = ("*.json", "*.safetensors", "chat_template.jinja", "pytorch_model*.bin")
@@ -39,13 +40,6 @@ def load_huggingface(folder: Path, choice: TokenizerChoice) -> Checkpoint:
     model = build_model(config, take_weights(family, config, weights, source), source).eval()
     origin = {"source": "Hugging Face folder", "model_type": settings["model_type"]}
     return Checkpoint(model, found.tokenizer if found else None, _generation(folder, settings, found), origin)
-
-
-def folder_tokenizer(folder: Path, rows: int) -> ImportedTokenizer:
-    """The tokenizer.json of a Hugging Face folder."""
-    if not has(folder, "tokenizer.json"):
-        raise missing(str(folder), "the folder has no tokenizer.json")
-    return read_tokenizer_json(inside(folder, "tokenizer.json"), rows)
 
 
 def download(name: str) -> Path:

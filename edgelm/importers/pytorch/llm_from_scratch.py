@@ -16,11 +16,13 @@ import torch
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.config import ModelConfig
 from edgelm.importers.files.torch_files import stored_tensors
-from edgelm.importers.tokenizers.choose import TokenizerChoice, missing, named
-from edgelm.importers.tokenizers.convert import SYMBOL_OF, ImportedTokenizer, convert
+from edgelm.importers.tokenizer_choice import TokenizerChoice, missing, named
 from edgelm.importers.weight_names import LLM_FROM_SCRATCH
 from edgelm.importers.weight_rules import Stored, Weights, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.text.huggingface.byte_level import SYMBOL_OF
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer, convert
+from edgelm_runtime.text.huggingface.pretokenizers import byte_level, split
 
 
 def state_of(saved: Any) -> Any:
@@ -99,16 +101,14 @@ def trained_pairs(spec: Mapping[str, Any], source: str) -> ImportedTokenizer:
         pattern = str(spec["pattern"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise missing(source, f"its BPE is incomplete ({error!r})") from error
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     values = {
         "model": {
             "type": "BPE",
             "vocab": {symbol: token_id for token_id, symbol in enumerate(symbols)},
             "merges": [[symbols[a], symbols[b]] for a, b in merges],
         },
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "decoder": byte_level,
+        "pre_tokenizer": split(pattern),
+        "decoder": byte_level(),
         "added_tokens": [
             {"id": token_id, "content": name, "special": True, "normalized": False, "single_word": False,
              "lstrip": False, "rstrip": False}

@@ -15,11 +15,11 @@ from edgelm.config import ModelConfig
 from edgelm.importers.files.pickles import plain_pickle
 from edgelm.importers.files.safe_files import has, inside
 from edgelm.importers.files.torch_files import stored_tensors
-from edgelm.importers.tokenizers.choose import WAYS_ON, TokenizerChoice, missing, named
-from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.tokenizer_choice import WAYS_ON, TokenizerChoice, missing, named
 from edgelm.importers.weight_names import NANOGPT
 from edgelm.importers.weight_rules import Weights, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError, TokenizerError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 from edgelm_runtime.text.tokenizer import Tokenizer
 
 ARGUMENTS = {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}

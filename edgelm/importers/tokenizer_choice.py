@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from edgelm.importers.tokenizers.convert import ImportedTokenizer
 from edgelm_runtime.errors import EdgelmError, TokenizerError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
 WAYS_ON = "give one with --tokenizer PATH|NAME, or --tokenizer none for a model that takes and gives ids only"
