@@ -94,6 +94,97 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phi3 partial rotary, window": ("Phi3", {**LLAMA, "partial_rotary_factor": 0.5, "sliding_window": 6}),
+    "phi3 longrope": (
+        "Phi3",
+        {
+            **LLAMA,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0, 1.1, 1.3, 1.7, 2.2, 3.1],
+                "long_factor": [2.0] * 6,
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3", {**LLAMA, "no_rope_layer_interval": 2}),
+    "smollm3 windows": (
+        "SmolLM3",
+        {
+            **LLAMA,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma": ("Gemma", {**LLAMA, "num_key_value_heads": 1, "head_dim": 14}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 9.0}),
+    "granite": (
+        "Granite",
+        {
+            **LLAMA,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.11,
+            "logits_scaling": 0.7,
+        },
+    ),
+    "granite tied, biases": (
+        "Granite",
+        {
+            **LLAMA,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "olmo2": ("Olmo2", LLAMA),
+    "olmo3": (
+        "Olmo3",
+        {
+            **LLAMA,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {**YARN},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "exaone4 windows": (
+        "Exaone4",
+        {
+            **LLAMA,
+            "sliding_window": 6,
+            "sliding_window_pattern": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "exaone4 no window": (
+        "Exaone4",
+        {**LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "stablelm": ("StableLm", {**LLAMA, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm parallel": (
+        "StableLm",
+        {**LLAMA, "use_parallel_residual": True, "partial_rotary_factor": 0.4, "hidden_size": 60},
+    ),
+    "phi3 odd rotary width": ("Phi3", {**LLAMA, "partial_rotary_factor": 0.25}),
+    "gpt_neox odd rotary width": ("GPTNeoX", {**NEOX, "rotary_pct": 0.3}),
+    "phi": ("Phi", {**LLAMA, "num_key_value_heads": 4}),
+    "phi grouped, normed": ("Phi", {**LLAMA, "qk_layernorm": True}),
+    "starcoder2": ("Starcoder2", {**LLAMA, "sliding_window": 5}),
+    "starcoder2 untied, no bias": ("Starcoder2", {**LLAMA, "use_bias": False, "tie_word_embeddings": False}),
+    "helium": ("Helium", {**LLAMA, "head_dim": 12}),
+    "ernie4_5": ("Ernie4_5", {**LLAMA, "head_dim": 14, "use_bias": True}),
+    "seed_oss": ("SeedOss", {**LLAMA, "head_dim": 14, "attention_out_bias": True}),
+    "internlm3": ("InternLM3", {**LLAMA, "head_dim": 14, "attention_bias": True, "mlp_bias": True}),
 }
 
 
@@ -106,6 +197,7 @@ def build(name: str, **further: Any) -> Any:
     )
     torch.manual_seed(7)
     head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    kind = "Llama" if kind == "InternLM3" else kind  # the reference has a config of its own and Llama's model
     model = getattr(transformers, f"{kind}{head}")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

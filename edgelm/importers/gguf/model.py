@@ -73,7 +73,7 @@ def gguf_config(file: GgufFile) -> tuple[ModelConfig, Family]:
     if kind == "gemma3":
         fields |= _gemma3(settings, layers, fields)
     config = ModelConfig(
-        vocab_size=embedding.shape[0], tied_head=family.tied(weights), num_layers=layers,
+        vocab_size=embedding.shape[0], tied_head=family.tied(weights, said=True), num_layers=layers,
         context_length=settings.whole("context_length"), width=settings.whole("embedding_length"),
         mlp_width=settings.whole("feed_forward_length"), **fields,
     )  # fmt: skip

@@ -64,7 +64,7 @@ def _config(weights: Weights, source: str) -> ModelConfig:
     return ModelConfig(
         vocab_size=vocab_size, context_length=context, width=width, num_layers=LLM_FROM_SCRATCH.layers(weights),
         num_heads=heads, head_dim=head_dim, mlp_width=mlp_width, activation="relu", qkv_bias=False,
-        head_bias="lm_head.bias" in weights, tied_head=LLM_FROM_SCRATCH.tied(weights), init="pytorch",
+        head_bias="lm_head.bias" in weights, tied_head=LLM_FROM_SCRATCH.tied(weights, said=False), init="pytorch",
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def _config(arguments: Any, weights: Weights, source: str) -> ModelConfig:
     return ModelConfig(
         vocab_size=vocab_size, context_length=context, width=width, num_layers=NANOGPT.layers(weights),
         num_heads=arguments.get("n_head", 0), activation="gelu", norm_bias=bias, qkv_bias=bias,
-        attention_bias=bias, mlp_bias=bias, tied_head=NANOGPT.tied(weights),
+        attention_bias=bias, mlp_bias=bias, tied_head=NANOGPT.tied(weights, said=False),
         dropout=float(arguments.get("dropout", 0.0)),
     )  # fmt: skip
 
