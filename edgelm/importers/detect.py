@@ -16,6 +16,7 @@ from pathlib import Path
 from edgelm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, Checkpoint, checkpoint_folder, load_checkpoint
 from edgelm.importers.files.safe_files import has, inside, read_json
 from edgelm.importers.files.torch_files import read_torch
+from edgelm.importers.generation import check_generation, within
 from edgelm.importers.gguf.model import load_gguf
 from edgelm.importers.huggingface.folder import download, load_huggingface
 from edgelm.importers.pytorch.llm_from_scratch import is_llm_from_scratch, load_llm_from_scratch, state_of
@@ -45,6 +46,10 @@ def load_source(source: str | Path, tokenizer: str | None = None) -> Checkpoint:
         raise CheckpointError(
             f"there is no {source}", "give a file, a folder, or org/name of a model on the hub"
         )
+    ids = checkpoint.tokenizer.vocab_size if checkpoint.tokenizer else checkpoint.config.vocab_size
+    if choice.requested is not None:
+        checkpoint.generation = within(checkpoint.generation, ids, str(source))
+    check_generation(checkpoint.generation, ids, str(source))
     checkpoint.origin.setdefault("path", str(source))
     return checkpoint
 

@@ -7,20 +7,18 @@ since some small models were never published otherwise.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.importers.files.safe_files import has, inside, read_json
 from edgelm.importers.files.safetensors_files import safetensors_weights
 from edgelm.importers.files.torch_files import read_torch, stored_tensors
 from edgelm.importers.huggingface.config import family_of, read_config
+from edgelm.importers.huggingface.generation import generation_settings
 from edgelm.importers.huggingface.tokenizer import folder_tokenizer
 from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
-from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 # What a download asks for: no code, no weights of other frameworks.
 WANTED = ("*.json", "*.safetensors", "chat_template.jinja", "pytorch_model*.bin")
@@ -36,7 +34,9 @@ def load_huggingface(folder: Path, choice: TokenizerChoice) -> Checkpoint:
     found = choice.tokenizer(lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source)
     model = build_model(config, take_weights(family, config, weights, source), source).eval()
     origin = {"source": "Hugging Face folder", "model_type": settings["model_type"]}
-    return Checkpoint(model, found.tokenizer if found else None, _generation(folder, settings, found), origin)
+    return Checkpoint(
+        model, found.tokenizer if found else None, generation_settings(folder, settings, found), origin
+    )
 
 
 def download(name: str) -> Path:
@@ -96,48 +96,3 @@ def _file_weights(path: Path) -> dict[str, Stored]:
     if path.suffix == ".bin":
         return stored_tensors(read_torch(path), path, "the file")
     return safetensors_weights(path)
-
-
-def _generation(folder: Path, settings: Mapping[str, Any], found: ImportedTokenizer | None) -> dict[str, Any]:
-    """End-of-text ids, sampling defaults and the chat template, from wherever the folder keeps them."""
-    defaults = (
-        read_json(inside(folder, "generation_config.json")) if has(folder, "generation_config.json") else {}
-    )
-    about = read_json(inside(folder, "tokenizer_config.json")) if has(folder, "tokenizer_config.json") else {}
-    special = found.tokenizer.special if found else {}
-    ends = [special.get(_content(about.get("eos_token")) or "")]
-    ends += [*_ids(defaults.get("eos_token_id")), *_ids(settings.get("eos_token_id"))]
-    generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if end is not None))}
-    added = found.bos_id if found else None
-    bos = added if added is not None else special.get(_content(about.get("bos_token")) or "")
-    if bos is not None:
-        generation |= {"bos_id": bos, "add_bos": added is not None}
-    if template := _chat_template(folder, about):
-        generation["chat_template"] = template
-    if defaults.get("do_sample"):
-        names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-        generation |= {name: defaults[name] for name in names if defaults.get(name) is not None}
-    if defaults.get("repetition_penalty") not in (None, 1.0):
-        generation["repeat_penalty"] = defaults["repetition_penalty"]
-    return generation
-
-
-def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, int)]
-
-
-def _content(token: Any) -> str | None:
-    """A special token's text, which is written bare or inside an object."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _chat_template(folder: Path, about: Mapping[str, Any]) -> str | None:
-    """The template of tokenizer_config.json (one, or several by name), or chat_template.jinja."""
-    if has(folder, "chat_template.jinja"):
-        return inside(folder, "chat_template.jinja").read_text(encoding="utf-8")
-    template = about.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None
