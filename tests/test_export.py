@@ -19,6 +19,7 @@ from click.testing import CliRunner
 import edgelm
 from edgelm.checkpoint import Checkpoint, save_checkpoint
 from edgelm.cli import group
+from edgelm.model import generate
 from edgelm_export import export_checkpoint, quantize
 from edgelm_export.files import writer
 from edgelm_runtime.engine.session import Session
@@ -76,7 +77,7 @@ def test_text_and_further_outputs_come_from_the_one_file(exported: Path) -> None
     ids = checkpoint.tokenizer.encode("the inner thing")
     with edgelm.load(exported, threads=1) as lm:
         text = lm.generate("the inner thing", max_new_tokens=12).text
-    assert text == checkpoint.tokenizer.decode(checkpoint.model.generate(ids, max_new_tokens=12))
+    assert text == checkpoint.tokenizer.decode(generate(checkpoint.model, ids, max_new_tokens=12))
     session = Session(exported, "cpu", threads=1)
     embeddings, hidden = session.run(["embeddings", "hidden"], {"input_ids": np.array([ids])})
     model = checkpoint.model.eval()
