@@ -15,7 +15,7 @@ from edgelm.data.batches import IGNORED
 from edgelm.data.documents import Reading, cut
 from edgelm.finetuning.chats import Chat, chats_in, holds_chats
 from edgelm.finetuning.dpo import Pairs, PreferenceObjective, answer_logprobs, reference_margins
-from edgelm.finetuning.lora import add_adapters, adapters, load_adapters, merged_weights
+from edgelm.finetuning.lora import adapters, add_adapters, load_adapters, merged_weights
 from edgelm.finetuning.rendering import Renderer, Row
 from edgelm.finetuning.rows import ChatRows, HeldOutRows, ShuffledRows, save_rows
 from edgelm.finetuning.templates import CHATML_TEMPLATE, widened, with_template

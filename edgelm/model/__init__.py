@@ -1,7 +1,7 @@
 """The PyTorch model: one `Transformer`, composed from parts by a `ModelConfig`.
 
-    from edgelm.model import generate
-    ids = generate(checkpoint.model, [1, 2, 3], max_new_tokens=20)
+from edgelm.model import generate
+ids = generate(checkpoint.model, [1, 2, 3], max_new_tokens=20)
 """
 
 from edgelm.model.attention import Attend, AttentionSpec, causal_attention, visible
