@@ -63,7 +63,7 @@ def sample_texts(pieces: Sequence[Piece], reading: Reading, limit: int = SAMPLE_
 
 
 def _as_bytes(token: str) -> bytes:
-    return bytes(_BYTE_OF[character] for character in token)
+    return bytes(BYTE_OF[character] for character in token)
 
 
 def _byte_characters() -> dict[str, int]:
@@ -77,4 +77,5 @@ def _byte_characters() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_characters()
+BYTE_OF = _byte_characters()
+"""The byte that each character of a byte-level vocabulary stands for."""
