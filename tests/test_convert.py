@@ -16,9 +16,9 @@ from edgelm.exporters.gguf import write_gguf
 from edgelm.exporters.huggingface import write_huggingface
 from edgelm.finetuning.templates import CHATML_TEMPLATE, with_special_tokens
 from edgelm.importers import load_source
-from edgelm.importers.tokenizers.pretokenizers import GPT2
 from edgelm.model import Transformer
 from edgelm_runtime.errors import ExportError, OutputError
+from edgelm_runtime.text.huggingface.pretokenizers import GPT2
 from edgelm_runtime.text.tokenizer import Tokenizer
 from tests.small_models import LLAMA
 
@@ -128,7 +128,7 @@ def test_what_has_no_name_there_is_refused_and_leaves_nothing(tmp_path: Path) ->
         ModelConfig(**{**SIZES, "activation": "relu", "head_bias": True, "tied_head": False})
     )
     for write in (write_huggingface, write_gguf):
-        with pytest.raises(ExportError, match="is this (architecture|one): gpt2 has no"):
+        with pytest.raises(ExportError, match=r"is this (architecture|one): gpt2 has no"):
             write(made, tmp_path / "out")
     odd = checkpoint("llama")
     assert odd.tokenizer is not None

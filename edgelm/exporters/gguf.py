@@ -19,12 +19,13 @@ from edgelm.config import ModelConfig
 from edgelm.exporters.tokenizer_json import byte_level_text, merges_of
 from edgelm.exporters.weights import difference, named_weights
 from edgelm.importers import load_source
+from edgelm.importers.gguf.cuts import GGUF_CUTS
 from edgelm.importers.gguf.model import FAMILIES
 from edgelm.importers.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED
-from edgelm.importers.tokenizers.pretokenizers import GGUF_CUTS, pattern_of
 from edgelm.model import Transformer
 from edgelm_runtime.atomic_files import new_files
 from edgelm_runtime.errors import EdgelmError, ExportError
+from edgelm_runtime.text.huggingface.pretokenizers import pattern_of
 from edgelm_runtime.text.tokenizer import Tokenizer
 
 FileType = Literal["F32", "F16", "Q8_0"]
@@ -151,7 +152,12 @@ def _tokenizer(checkpoint: Checkpoint) -> dict[str, Any]:
     tokenizer, rows = checkpoint.tokenizer, checkpoint.config.vocab_size
     if tokenizer is None:
         return {"ggml.model": "none"}
-    if tokenizer.space_symbol or tokenizer.prefix_space != "never" or tokenizer.drop_unknown:
+    if (
+        tokenizer.space_symbol
+        or tokenizer.prefix_space != "never"
+        or tokenizer.drop_unknown
+        or tokenizer.strip
+    ):
         raise ExportError(
             "a tokenizer with a space in front of words cannot be written yet", "give a byte-level one"
         )

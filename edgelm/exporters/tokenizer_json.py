@@ -10,8 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from edgelm.data.vocabulary import BYTE_OF
 from edgelm_runtime.errors import ExportError
+from edgelm_runtime.text.huggingface.byte_level import SYMBOL_OF
 from edgelm_runtime.text.tokenizer import Tokenizer
 
 PROBES = (
@@ -38,12 +38,9 @@ def tokenizer_json(tokenizer: Tokenizer, begin: int | None) -> dict[str, Any]:
         )
     merges = [[byte_level_text(part) for part in parts] for parts in merges_of(tokenizer)]
     texts = {token_id: text for text, token_id in tokenizer.special.items()}
-    added = [
-        {"id": token_id, "content": text, "special": text in tokenizer.special, "single_word": False,
-         "lstrip": False, "rstrip": False, "normalized": False}
-        for text, token_id in sorted({**tokenizer.added, **tokenizer.special}.items(), key=lambda item: item[1])
-    ]  # fmt: skip
-    first = {"SpecialToken": {"id": texts.get(begin, ""), "type_id": 0}}
+    named = sorted({**tokenizer.added, **tokenizer.special}.items(), key=lambda item: item[1])
+    added = [_added_token(tokenizer, text, token_id) for text, token_id in named]
+    first = {"SpecialToken": {"id": texts[begin] if begin is not None else "", "type_id": 0}}
     sequence = {"Sequence": {"id": "A", "type_id": 0}}
     split = {
         "type": "Split",
@@ -74,6 +71,15 @@ def tokenizer_json(tokenizer: Tokenizer, begin: int | None) -> dict[str, Any]:
     return values
 
 
+def _added_token(tokenizer: Tokenizer, text: str, token_id: int) -> dict[str, Any]:
+    side = tokenizer.strip.get(text)
+    return {
+        "id": token_id, "content": text, "special": text in tokenizer.special, "single_word": False,
+        "lstrip": side in ("left", "both"), "rstrip": side in ("right", "both"),
+        "normalized": text in tokenizer.normalized,
+    }  # fmt: skip
+
+
 def _check(values: dict[str, Any], tokenizer: Tokenizer) -> None:
     """Raise ExportError where `tokenizers` makes other ids of a text."""
     import tokenizers
@@ -94,7 +100,7 @@ def merges_of(tokenizer: Tokenizer) -> list[tuple[bytes, bytes]]:
 
 def byte_level_text(token: bytes) -> str:
     """A token's bytes as the characters of a byte-level vocabulary."""
-    return "".join(_CHARACTER[byte] for byte in token)
+    return "".join(SYMBOL_OF[byte] for byte in token)
 
 
 def _parts(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
@@ -106,6 +112,3 @@ def _parts(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes] | None:
             return None
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
     return (parts[0], parts[1]) if len(parts) == 2 else None
-
-
-_CHARACTER = {byte: character for character, byte in BYTE_OF.items()}

@@ -9,7 +9,7 @@ import torch
 
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
-from edgelm.importers import weight_names as names
+from edgelm.importers.weight_arrangements import halves_apart, heads_apart, plus_one, transposed
 from edgelm.importers.weight_rules import Arrange, Family, Rule, join, weight_plan
 from edgelm.model import Transformer
 from edgelm_runtime.errors import ExportError
@@ -74,10 +74,10 @@ def _paired(rows: torch.Tensor, heads: int, config: ModelConfig) -> torch.Tensor
 
 _UNDO: dict[Arrange, Callable[[torch.Tensor, int, ModelConfig], Parts]] = {
     join: _apart,
-    names.transposed: _transposed,
-    names.plus_one: _less_one,
-    names.heads_apart: _heads_together,
-    names.halves_apart: _neighbours,
+    transposed: _transposed,
+    plus_one: _less_one,
+    heads_apart: _heads_together,
+    halves_apart: _neighbours,
 }
 
 
