@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-import warnings
 from collections.abc import Iterable, Iterator
 
 from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.generation.decoder import Decoder, Slots
 from edgelm_runtime.generation.options import Limits
-from edgelm_runtime.generation.results import ContextWarning, FinishReason, Piece
+from edgelm_runtime.generation.results import FinishReason, Piece
 from edgelm_runtime.generation.sequence import AUTO_DRAFT, Row
 
 Window = tuple[Ids, int]
@@ -95,14 +94,7 @@ class Batch:
     def _pieces(self, row: Row, logits: Logits | Exception) -> Iterator[Piece]:
         if isinstance(logits, Exception):
             raise logits
-        context = self._decoder.context_length
-        if row.limits.overflow == "slide" and row.length == context + 1 > row.prompt_length:
-            warnings.warn(
-                f"the context of {context} tokens is full: the model goes on with the last {context}",
-                ContextWarning,
-                stacklevel=5,
-            )
-        yield from row.accept(logits, context)
+        yield from row.accept(logits, self._decoder.context_length)
 
 
 def refusal(row: Row, context: int) -> Piece | None:

@@ -55,6 +55,7 @@ def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | No
                 for row in active:
                     yield _told(row.finish(reason), limits)
                 break
+            _tell_sliding(active, limits, context)
             advanced = batch.step()
             stats.passes += 1
             for row, pieces in advanced:
@@ -88,6 +89,15 @@ def check_context(rows: Sequence[Row], limits: Limits, context: int) -> None:
         warnings.warn(
             f"the prompt has {longest} tokens and the model sees {context}: "
             f"the first {longest - context} are left out",
+            ContextWarning,
+            stacklevel=4,
+        )
+
+
+def _tell_sliding(rows: Sequence[Row], limits: Limits, context: int) -> None:
+    if limits.overflow == "slide" and any(row.length == context + 1 > row.prompt_length for row in rows):
+        warnings.warn(
+            f"the context of {context} tokens is full: the model goes on with the last {context}",
             ContextWarning,
             stacklevel=4,
         )

@@ -109,11 +109,12 @@ class Engine:
         request = Request(row)
         with self._wake:
             self._check_open()
-            status = self._status
-            if len(self._waiting) >= status.queue + max(0, status.parallel - len(self._active)):
+            status, here = self._status, len(self._active) + len(self._waiting)
+            if here >= status.parallel + status.queue:
                 status.refused += 1
                 raise QueueFullError(
-                    f"{len(self._active)} requests are being answered and {len(self._waiting)} wait",
+                    f"{here} requests are here, and the engine takes {status.parallel} at once and "
+                    f"{status.queue} that wait",
                     "try again later",
                 )
             status.submitted += 1
@@ -183,23 +184,19 @@ class Engine:
 
     def _admit(self) -> None:
         """Let requests that wait have the slots that are free, after ending those that nobody waits for any more."""
-        with self._wake:
-            waiting = list(self._waiting)
-            self._waiting.clear()
-        kept = []
-        for request in waiting:
+        for request in list(self._waiting):
             row = request.row
-            if reason := self._reason_to_end(request):
-                self._deliver(request, [row.finish(reason)])
-            elif refused := refusal(row, self._decoder.context_length):
-                self._deliver(request, [refused])
-            elif len(self._active) < self._status.parallel:
-                self._batch.join(row)
-                self._active[row] = request
-            else:
-                kept.append(request)
-        with self._wake:
-            self._waiting.extendleft(reversed(kept))
+            reason = self._reason_to_end(request)
+            last = row.finish(reason) if reason else refusal(row, self._decoder.context_length)
+            if last is None and len(self._active) == self._status.parallel:
+                continue
+            with self._wake:
+                self._waiting.remove(request)
+                if last is None:
+                    self._batch.join(row)
+                    self._active[row] = request
+            if last is not None:
+                self._deliver(request, [last])
 
     def _reason_to_end(self, request: Request) -> FinishReason | None:
         closing = self._closing and time.perf_counter() >= self._deadline
