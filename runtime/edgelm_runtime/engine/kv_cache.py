@@ -52,7 +52,7 @@ class Cache:
         self._vocab_size = vocab_size
         self._device = cache_device(session)
         self._spare = cache_spare(session)
-        self.chunk = 128
+        self.chunk = chunk_size(session)
         self._past: dict[str, Buffer] = {}
         self._size = (0, 0)  # slots and capacity of each buffer
         self._slots = slots
@@ -169,6 +169,7 @@ class Cache:
         length = min(common_prefix(row, self._held[best]), wanted)
         if length <= known:
             return known
+        self._make_room(length)  # the slot may be newer than the buffers
         for buffer in self._past.values():
             buffer.copy_slot(self._place[best], self._place[slot], length)
         self._held[slot] = row[:length].copy()
@@ -273,6 +274,11 @@ class Cache:
                 self._bindings.popitem(last=False)
         self._bindings.move_to_end(key)
         return self._bindings[key]
+
+
+def chunk_size(session: Session) -> int:
+    """Tokens per run of a long prompt."""
+    return 128
 
 
 NO_LOGITS: Logits = np.zeros((0, 0), np.float32)
