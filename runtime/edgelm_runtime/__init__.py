@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         NumericsError,
         OptionError,
         ProviderError,
+        QueueFullError,
         TokenizerError,
         VerificationError,
     )
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from edgelm_runtime.model_file.metadata import ModelFile
     from edgelm_runtime.reports.verify import VerifyReport, verify
     from edgelm_runtime.scoring import Score
+    from edgelm_runtime.serving.engine import Engine, EngineStatus
+    from edgelm_runtime.serving.ticket import Ticket
     from edgelm_runtime.text.tokenizer import Tokenizer
     from edgelm_runtime.text.tokenizer_loading import byte_tokenizer, load_tokenizer
 
@@ -47,6 +50,8 @@ __all__ = [
     "Conversation",
     "Decoder",
     "EdgelmError",
+    "Engine",
+    "EngineStatus",
     "Generation",
     "LanguageModel",
     "Limits",
@@ -58,10 +63,12 @@ __all__ = [
     "Options",
     "Piece",
     "ProviderError",
+    "QueueFullError",
     "RecomputeDecoder",
     "Sampling",
     "Score",
     "Stats",
+    "Ticket",
     "Tokenizer",
     "TokenizerError",
     "VerificationError",
@@ -81,6 +88,7 @@ _MODULES = {
     "Stats": "generation.results", "RecomputeDecoder": "engine.recompute_decoder",
     "ModelFile": "model_file.metadata", "Tokenizer": "text.tokenizer",
     "VerifyReport": "reports.verify", "verify": "reports.verify",
+    "Engine": "serving.engine", "EngineStatus": "serving.engine", "Ticket": "serving.ticket",
     "byte_tokenizer": "text.tokenizer_loading", "load_tokenizer": "text.tokenizer_loading",
 }  # fmt: skip
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.model_file.metadata import ModelFile
 from edgelm_runtime.prompts import ChatOptions, Prompt, Prompts, TemplateOptions, is_single
 from edgelm_runtime.scoring import Score, score_ids
+from edgelm_runtime.serving.engine import Engine
 from edgelm_runtime.text.messages import Message
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import check_prompt, whole
@@ -46,6 +48,7 @@ class LanguageModel:
         self._prompts = Prompts(info)
         self._session = session
         self._decoder = decoder
+        self._engines: WeakSet[Engine] = WeakSet()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -86,7 +89,7 @@ class LanguageModel:
         prompts = [prompt] if single else list(prompt)
         if not prompts:
             raise OptionError("there is no prompt", "give at least one")
-        rows, limits = self._rows(prompts, n, options)
+        rows, limits = self._rows(prompts, range(n), options)
         stats = Stats()
         pieces: list[list[Piece]] = [[] for _ in rows]
         for piece in run(self._open_decoder(), rows, limits, stats):
@@ -102,7 +105,7 @@ class LanguageModel:
         The pieces' texts together are the text of `generate`. Options are checked at the call. Pass a
         `Stats` to read counts while it runs.
         """
-        rows, limits = self._rows([prompt], 1, dict(options))
+        rows, limits = self._rows([prompt], [0], dict(options))
         return run(self._open_decoder(), rows, limits, stats)
 
     def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
@@ -224,10 +227,29 @@ class LanguageModel:
         """
         return self._prompts.encode(prompt, allowed_special)
 
+    def engine(self, parallel: int = 4, queue: int = 64) -> Engine:
+        """Serve many callers at once: up to `parallel` requests advance together, up to `queue` more wait.
+
+        Use it in a `with` block; its thread owns a cache of `parallel` slots of the model's context each. Requests
+        join and leave between steps, and each gets the text that `generate` would give it alone.
+        """
+
+        def chat_row(messages: Sequence[Message], sample: int, **options: Any) -> Row:
+            prompt, rest = self._prompts.split_chat_options(cast(ChatOptions, options))
+            return self._row(self.chat_prompt(messages, **prompt), sample, **rest)
+
+        engine = Engine(self._open_decoder(), self._row, chat_row, parallel, queue)
+        self._engines.add(engine)
+        return engine
+
+    def _row(self, prompt: Prompt, sample: int, **options: Any) -> Row:
+        whole("sample", sample, 0)
+        return self._rows([prompt], [sample], options)[0][0]
+
     def _rows(
         self,
         prompts: Sequence[Any],
-        n: int,
+        samples: Sequence[int],
         options: dict[str, Any],
     ) -> tuple[list[Row], Limits]:
         """A row for each sample of each prompt."""
@@ -246,10 +268,10 @@ class LanguageModel:
                 limits,
                 self.info.end_ids,
                 self.info.tokenizer,
-                index=index * n + sample,
+                index=index * len(samples) + place,
             )
             for index, ids in enumerate(encoded)
-            for sample in range(n)
+            for place, sample in enumerate(samples)
         ], limits
 
     def _open_decoder(self) -> Decoder:
@@ -257,7 +279,9 @@ class LanguageModel:
         return self._decoder
 
     def close(self) -> None:
-        """Free the model. Later calls raise ClosedError."""
+        """Close the engines, and free the model. Later calls raise ClosedError."""
+        for engine in list(self._engines):
+            engine.close()
         self._session.close()
         self._decoder.clear()
 
