@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         NumericsError,
         OptionError,
         ProviderError,
+        QueueFullError,
         TokenizerError,
         VerificationError,
     )
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from edgelm_runtime.loading import load
     from edgelm_runtime.model_file.metadata import ModelFile
     from edgelm_runtime.scoring import Score
+    from edgelm_runtime.serving.engine import Engine, EngineStatus
+    from edgelm_runtime.serving.ticket import Ticket
     from edgelm_runtime.text.tokenizer import Tokenizer
     from edgelm_runtime.text.tokenizer_loading import byte_tokenizer, load_tokenizer
 
@@ -46,6 +49,8 @@ __all__ = [
     "Conversation",
     "Decoder",
     "EdgelmError",
+    "Engine",
+    "EngineStatus",
     "Generation",
     "LanguageModel",
     "Limits",
@@ -57,10 +62,12 @@ __all__ = [
     "Options",
     "Piece",
     "ProviderError",
+    "QueueFullError",
     "RecomputeDecoder",
     "Sampling",
     "Score",
     "Stats",
+    "Ticket",
     "Tokenizer",
     "TokenizerError",
     "VerificationError",
@@ -77,6 +84,7 @@ _MODULES = {
     "ContextWarning": "generation.results", "Generation": "generation.results", "Piece": "generation.results",
     "Stats": "generation.results", "RecomputeDecoder": "engine.recompute_decoder",
     "ModelFile": "model_file.metadata", "Tokenizer": "text.tokenizer",
+    "Engine": "serving.engine", "EngineStatus": "serving.engine", "Ticket": "serving.ticket",
     "byte_tokenizer": "text.tokenizer_loading", "load_tokenizer": "text.tokenizer_loading",
 }  # fmt: skip
 

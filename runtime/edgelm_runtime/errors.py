@@ -45,7 +45,11 @@ class NumericsError(EdgelmError):
 
 
 class ClosedError(EdgelmError):
-    """The model was closed before this call."""
+    """The model, or the engine, was closed before this call."""
+
+
+class QueueFullError(EdgelmError):
+    """An engine has as many waiting requests as it may have; a later try can succeed."""
 
 
 class ConfigError(EdgelmError, ValueError):

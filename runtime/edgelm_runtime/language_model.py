@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.model_file.metadata import ModelFile
 from edgelm_runtime.scoring import Score, score_ids
+from edgelm_runtime.serving.engine import Engine
 from edgelm_runtime.text import chat_template as chat_format
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import check_prompt, whole
@@ -88,7 +89,7 @@ class LanguageModel:
         prompts = [prompt] if single else list(prompt)
         if not prompts:
             raise OptionError("there is no prompt", "give at least one")
-        rows, limits = self._rows(prompts, n, options)
+        rows, limits = self._rows(prompts, range(n), options)
         stats = Stats()
         pieces: list[list[Piece]] = [[] for _ in rows]
         for piece in run(self._open_decoder(), rows, limits, stats):
@@ -104,7 +105,7 @@ class LanguageModel:
         The pieces' texts together are the text of `generate`. Options are checked at the call. Pass a
         `Stats` to read counts while it runs.
         """
-        rows, limits = self._rows([prompt], 1, dict(options))
+        rows, limits = self._rows([prompt], [0], dict(options))
         return run(self._open_decoder(), rows, limits, stats)
 
     def chat(self, messages: Sequence[chat_format.Message], **options: Unpack[Options]) -> Generation:
@@ -243,10 +244,26 @@ class LanguageModel:
             "eos_token": by_id.get(ends[0], "") if ends else "",
         }
 
+    def engine(self, parallel: int = 4, queue: int = 64) -> Engine:
+        """Serve many callers at once: up to `parallel` requests advance together, up to `queue` more wait.
+
+        Use it in a `with` block; its thread owns a cache of `parallel` slots of the model's context each. Requests
+        join and leave between steps, and each gets the text that `generate` would give it alone.
+        """
+
+        def chat_row(messages: Sequence[chat_format.Message], sample: int, **options: Any) -> Row:
+            return self._row(self.chat_prompt(messages), sample, **self._chat_options(cast(Options, options)))
+
+        return Engine(self._open_decoder(), self._row, chat_row, parallel, queue)
+
+    def _row(self, prompt: Prompt, sample: int, **options: Any) -> Row:
+        whole("sample", sample, 0)
+        return self._rows([prompt], [sample], options)[0][0]
+
     def _rows(
         self,
         prompts: Sequence[Any],
-        n: int,
+        samples: Sequence[int],
         options: dict[str, Any],
     ) -> tuple[list[Row], Limits]:
         """A row for each sample of each prompt."""
@@ -265,10 +282,10 @@ class LanguageModel:
                 limits,
                 self.info.end_ids,
                 self.info.tokenizer,
-                index=index * n + sample,
+                index=index * len(samples) + place,
             )
             for index, ids in enumerate(encoded)
-            for sample in range(n)
+            for place, sample in enumerate(samples)
         ], limits
 
     def _open_decoder(self) -> Decoder:

@@ -41,7 +41,7 @@ def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | No
     started = time.perf_counter()
     context = decoder.context_length
     stats.prompt_tokens += sum(row.prompt_length for row in rows)
-    _check_context(rows, limits, context)
+    check_context(rows, limits, context)
     waiting = [_refusal(row, limits, context) for row in rows]
     for piece in waiting:
         if piece is not None:
@@ -91,7 +91,8 @@ def _interrupted(limits: Limits, started: float) -> FinishReason | None:
     return None
 
 
-def _check_context(rows: Sequence[Row], limits: Limits, context: int) -> None:
+def check_context(rows: Sequence[Row], limits: Limits, context: int) -> None:
+    """Raise OptionError where prompts do not fit and must; warn where they are cut to their last tokens."""
     longest = max((row.prompt_length for row in rows), default=0)
     if limits.overflow == "error" and longest + limits.max_new_tokens > context:
         raise OptionError(

@@ -1,0 +1,1 @@
+"""Many callers, one model: requests that join and leave a running batch."""
