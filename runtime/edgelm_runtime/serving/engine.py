@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from edgelm_runtime.errors import ClosedError, QueueFullError
 from edgelm_runtime.generation.decoder import Decoder
-from edgelm_runtime.generation.loop import check_context, run
 from edgelm_runtime.generation.keywords import Options
+from edgelm_runtime.generation.loop import check_context, run
 from edgelm_runtime.generation.results import Piece
 from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.serving.ticket import Request, Ticket
