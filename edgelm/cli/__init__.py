@@ -28,6 +28,7 @@ COMMANDS = {
     "info": "Say what a model file is.",
     "run": "Continue a prompt.",
     "chat": "Talk with a model.",
+    "serve": "Answer programs and web pages over HTTP, as OpenAI's interface does.",
     "score": "Measure how well a model predicts texts.",
     "embed": "Turn texts into vectors.",
     "bench": "Measure speed and memory of a model file.",
@@ -37,7 +38,7 @@ COMMANDS = {
 EXTRAS = {
     "torch": "train", "onnx": "train", "onnxscript": "train", "onnx_ir": "train", "safetensors": "train",
     "tokenizers": "train", "gguf": "train", "matplotlib": "train", "jinja2": "chat",
-    "llguidance": "constrain",
+    "llguidance": "constrain", "starlette": "serve", "uvicorn": "serve",
 }  # fmt: skip
 
 
