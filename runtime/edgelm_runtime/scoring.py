@@ -67,7 +67,8 @@ def score_ids(
 
     A pass scores up to `stride` tokens (default half the context), so each of them sees at least
     context - stride tokens before it, where there are that many. `progress` is told how many tokens each
-    pass has scored. To `top` the `count` likeliest (id, log-probability) of each place are added. Raises OptionError for fewer than two tokens.
+    pass has scored. To `top` the `count` likeliest (id, log-probability) of each place are added.
+    Raises OptionError for fewer than two tokens.
     """
     if len(ids) < 2:
         raise OptionError(f"the text has {len(ids)} tokens", "give at least two, the first is not scored")

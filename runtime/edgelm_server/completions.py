@@ -121,7 +121,7 @@ async def _whole(service: Service, envelope: Envelope, asked: Completion, texts:
         async for index, piece in texts.pieces():
             choice = choices[index]
             choice.text += piece.text
-            choice.tokens += scored(piece)
+            choice.tokens += scored(piece, with_end=True)
             made += piece.token_id is not None
             choice.finish_reason = FINISH_REASONS.get(piece.finish_reason)
     finally:
@@ -147,7 +147,7 @@ async def _chunks(
             if asked.echo:
                 yield envelope([_choice(index, choice.beginning, choice, choice.tokens, asked)], **extra)
         async for index, piece in texts.pieces():
-            choice, tokens = choices[index], scored(piece)
+            choice, tokens = choices[index], scored(piece, with_end=True)
             made += piece.token_id is not None
             choice.text += piece.text
             choice.finish_reason = FINISH_REASONS.get(piece.finish_reason)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 
@@ -34,6 +34,9 @@ REMEDIES = {
 }
 
 
+T = TypeVar("T")
+
+
 class Fields:
     """Fields to take one by one; null counts as not given. `prefix` leads to them in messages."""
 
@@ -52,7 +55,7 @@ class Fields:
         return self._typed(name, str, "give a text")
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value: bool | None = self._typed(name, bool, "give true or false")
+        value = self._typed(name, bool, "give true or false")
         return default if value is None else value
 
     def mapping(self, name: str) -> dict[str, Any] | None:
@@ -63,12 +66,12 @@ class Fields:
 
     def whole(self, name: str, low: int, high: int) -> int | None:
         remedy = f"give a whole number from {low} to {high}"
-        value: int | None = self._typed(name, int, remedy)
+        value = self._typed(name, int, remedy)
         if value is not None and (isinstance(value, bool) or not low <= value <= high):
             raise self.wrong(name, value, remedy)
         return value
 
-    def _typed(self, name: str, kind: type, remedy: str) -> Any:
+    def _typed(self, name: str, kind: type[T], remedy: str) -> T | None:
         value = self._values.pop(name, None)
         if value is not None and not isinstance(value, kind):
             raise self.wrong(name, value, remedy)

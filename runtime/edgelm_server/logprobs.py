@@ -22,11 +22,12 @@ class Scored(NamedTuple):
     top: Sequence[tuple[int, float]] = ()
 
 
-def scored(piece: Piece) -> list[Scored]:
-    """The token of a piece that has one."""
-    if piece.token_id is None or piece.logprob is None:
+def scored(piece: Piece, with_end: bool = False) -> list[Scored]:
+    """The token of a piece that has one; `with_end`: an end token too."""
+    token_id = piece.end_id if with_end and piece.token_id is None else piece.token_id
+    if token_id is None or piece.logprob is None:
         return []
-    return [Scored(piece.token_id, piece.logprob, piece.top_logprobs)]
+    return [Scored(token_id, piece.logprob, piece.top_logprobs)]
 
 
 def score_prompt(lm: LanguageModel, ids: Sequence[int], alternatives: int) -> list[Scored]:
@@ -35,7 +36,7 @@ def score_prompt(lm: LanguageModel, ids: Sequence[int], alternatives: int) -> li
     if len(ids) == 1:
         return [first]
     score = lm.score(ids, top_logprobs=alternatives)
-    rest = zip(score.token_ids[1:], score.logprobs.tolist(), score.top_logprobs, strict=True)
+    rest = zip(score.token_ids[1:], score.logprobs.tolist(), score.top_logprobs or (), strict=True)
     return [first, *(Scored(*token) for token in rest)]
 
 

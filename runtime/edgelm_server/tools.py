@@ -69,15 +69,10 @@ def take_tools(fields: Fields) -> Tools:
     listed = fields.list("tools") or []
     choice = fields.take("tool_choice", "auto" if listed else "none")
     parallel = fields.flag("parallel_tool_calls", True)
-    offered = {}
-    for tool in listed:
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        name = function.get("name") if isinstance(function, dict) else None
-        if not isinstance(name, str) or not isinstance(function.get("parameters") or {}, dict):
-            raise fields.wrong("tools", tool, 'give {"type": "function", "function": {"name": ...}}')
-        offered[name] = function
+    offered = dict(_named(fields, tool) for tool in listed)
     if isinstance(choice, dict):
-        name = (choice.get("function") or {}).get("name") if choice.get("type") == "function" else None
+        function = choice.get("function") if choice.get("type") == "function" else None
+        name = function.get("name") if isinstance(function, dict) else None
         if name not in offered:
             raise fields.wrong("tool_choice", choice, "name one of the tools")
         return Tools({name: offered[name]}, listed, "required", False)
@@ -86,6 +81,18 @@ def take_tools(fields: Fields) -> Tools:
     if choice == "required" and not offered:
         raise ApiError(400, "tool_choice is required and there are no tools; give some", param="tool_choice")
     return Tools(offered, listed, choice, parallel)
+
+
+def _named(fields: Fields, tool: Any) -> tuple[str, dict[str, Any]]:
+    """A tool's function, by its name. Raises ApiError where it is none."""
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
+    if (
+        not isinstance(function, dict)
+        or not isinstance(function.get("name"), str)
+        or not isinstance(function.get("parameters") or {}, dict)
+    ):
+        raise fields.wrong("tools", tool, 'give {"type": "function", "function": {"name": ...}}')
+    return function["name"], function
 
 
 def _call_schema(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
