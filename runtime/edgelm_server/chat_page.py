@@ -29,6 +29,7 @@ def _page() -> tuple[str, str]:
     }
     policy = (
         f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; connect-src 'self'; "
+        "img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return page, policy

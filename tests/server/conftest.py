@@ -1,45 +1,22 @@
-"""A server on loopback, in a thread of the tests, around the model that ships with edgelm."""
+"""A server around the model that ships with edgelm, and OpenAI's client."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-import uvicorn
 from openai import OpenAI
 
 import edgelm
 from edgelm_runtime.language_model import LanguageModel
-from edgelm_server import Settings, create_app
-from edgelm_server.run import bind
+from edgelm_server import Settings
 
-TEMPLATE = (
-    "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
-    "{% for message in messages %}# {{ message.role }}: {{ message.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}# assistant:{% endif %}"
-)
-KEY = "not-a-secret"
+sys.path.insert(0, str(Path(__file__).parent))
 
-
-@contextlib.contextmanager
-def serving(
-    lm: LanguageModel, settings: Settings | None = None, parallel: int = 4, queue: int = 64
-) -> Iterator[str]:
-    """The address of a server that answers as long as the block runs."""
-    with lm.engine(parallel, queue) as engine, bind("127.0.0.1", 0) as listener:
-        app = create_app(lm, engine, settings)
-        config = uvicorn.Config(app, loop="asyncio", http="h11", lifespan="off", log_config=None)
-        server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join()
+from servers import TEMPLATE, serving
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import openai
 import pytest
 from openai import OpenAI
@@ -105,7 +107,7 @@ def test_echo_scores_the_prompt(client: OpenAI, lm: LanguageModel, stream: bool)
     # The new token counts even where it ends the text, since evaluations leave out the last one.
     assert len(tokens) == len(ids) + 1 and tokens[-1] == "<|endoftext|>"
     assert text == "".join(tokens[:-1])
-    assert [text[start:end] for start, end in zip(offsets[:-1], offsets[1:], strict=True)] == tokens[:-1]
+    assert [text[start:end] for start, end in pairwise(offsets)] == tokens[:-1]
     assert (values[0], top[0]) == (None, None)
     assert values[1:-1] == lm.score(ids).logprobs.tolist()
     for token, value, likeliest in zip(tokens[1:], values[1:], top[1:], strict=True):
