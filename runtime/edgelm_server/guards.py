@@ -49,13 +49,13 @@ class Guard:
 
     def _check(self, path: str, method: str, headers: Headers) -> None:
         host, origin = headers.get("host", ""), headers.get("origin")
-        name = (urlsplit(f"//{host}").hostname or "") if host else ""
+        name = _part(f"//{host}", "hostname")
         if not (name in self._hosts or "*" in self._hosts or _is_address(name)):
             raise ApiError(
                 403, f"the host {name!r} is not served; start the server with --allowed-host {name}"
             )
         if origin is not None and not (
-            origin in self._origins or "*" in self._origins or _authority(origin) == host.lower()
+            origin in self._origins or "*" in self._origins or _part(origin, "netloc").lower() == host.lower()
         ):
             raise ApiError(
                 403, f"pages of {origin} may not ask; start the server with --cors-origin {origin}"
@@ -67,7 +67,7 @@ class Guard:
     def _check_key(self, authorization: str) -> None:
         """As `Bearer KEY`, or as the password of `Basic`, which browsers ask for by themselves."""
         kind, _, given = authorization.partition(" ")
-        secret = given.strip().encode()
+        secret = given.strip().encode("latin-1")  # as HTTP's headers are read
         if kind.lower() == "basic":
             try:
                 secret = base64.b64decode(secret, validate=True).partition(b":")[2]
@@ -85,9 +85,10 @@ def _is_address(name: str) -> bool:
     return True
 
 
-def _authority(origin: str) -> str:
+def _part(url: str, name: str) -> str:
+    """A part of `url`; empty where there is none, or where it is no URL."""
     try:
-        return urlsplit(origin).netloc.lower()
+        return getattr(urlsplit(url), name) or ""
     except ValueError:
         return ""
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
+from starlette.applications import Starlette
 
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.language_model import LanguageModel
@@ -46,8 +47,14 @@ def serve(
     Then no request is taken any more, those under way may go on for `drain` seconds, and the rest is cancelled.
     A second signal ends at once. `ready` is called when requests are answered. Closes the engine.
     """
-    config = uvicorn.Config(
-        create_app(lm, engine, settings),
+    config = configured(create_app(lm, engine, settings), drain)
+    _Server(config, engine, drain, ready).run(sockets=[listener])
+
+
+def configured(app: Starlette, drain: float = 0.0) -> uvicorn.Config:
+    """How uvicorn runs `app`: the same protocol implementations and no log of its own, whatever is installed."""
+    return uvicorn.Config(
+        app,
         loop="asyncio",
         http="h11",
         ws="none",
@@ -59,7 +66,6 @@ def serve(
         limit_concurrency=CONNECTIONS,
         timeout_graceful_shutdown=int(drain) + GRACE_SECONDS,
     )
-    _Server(config, engine, drain, ready).run(sockets=[listener])
 
 
 class _Server(uvicorn.Server):

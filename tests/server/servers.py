@@ -9,8 +9,9 @@ from collections.abc import Iterator
 import uvicorn
 
 from edgelm_runtime.language_model import LanguageModel
+from edgelm_runtime.serving.engine import Engine
 from edgelm_server import Settings, create_app
-from edgelm_server.run import bind
+from edgelm_server.run import bind, configured
 
 TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool | tojson }}\n{% endfor %}"
@@ -21,13 +22,15 @@ TEMPLATE = (
 
 @contextlib.contextmanager
 def serving(
-    lm: LanguageModel, settings: Settings | None = None, parallel: int = 4, queue: int = 64
+    lm: LanguageModel,
+    settings: Settings | None = None,
+    parallel: int = 4,
+    queue: int = 64,
+    engine: Engine | None = None,
 ) -> Iterator[str]:
     """The address of a server that answers as long as the block runs."""
-    with lm.engine(parallel, queue) as engine, bind("127.0.0.1", 0) as listener:
-        app = create_app(lm, engine, settings)
-        config = uvicorn.Config(app, loop="asyncio", http="h11", lifespan="off", log_config=None)
-        server = uvicorn.Server(config)
+    with engine or lm.engine(parallel, queue) as engine, bind("127.0.0.1", 0) as listener:
+        server = uvicorn.Server(configured(create_app(lm, engine, settings)))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -57,7 +57,7 @@ def test_a_stream_keeps_to_the_rules(client: OpenAI, lm: LanguageModel) -> None:
             max_tokens=12,
             stream=True,
             stream_options={"include_usage": True},
-        )  # fmt: skip
+        )
     )
     assert len({(chunk.id, chunk.created, chunk.model, chunk.object) for chunk in chunks}) == 1
     assert chunks[0].object == "chat.completion.chunk"
