@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import click
 
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.generation.declaration import AutoOr, Choice, Maybe, Option, StopStrings, Whole
+from edgelm_runtime.generation.declaration import AutoOr, Choice, Flag, Maybe, Option, StopStrings, Whole
 from edgelm_runtime.generation.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ def _click_option(about: Option) -> Callable[[Command], Command]:
         settings = {"multiple": True, "metavar": "TEXT"}
     elif isinstance(kind, Choice):
         settings = {"type": click.Choice(kind.names)}
+    elif isinstance(kind, Flag):
+        settings = {"is_flag": True, "default": None}
     elif isinstance(kind, AutoOr):
         settings = {"type": AutoOrWhole()}
     else:
@@ -101,7 +103,7 @@ def _with(command: Command, options: tuple[Callable[[Command], Command], ...]) -
 
 def generation_values(options: dict[str, Any]) -> dict[str, Any]:
     """What the user gave of the generation options, for `LanguageModel.generate`; takes them out of `options`."""
-    values = {name: options.pop(name) for name in OPTIONS.keys() & options.keys()}
+    values = {name: options.pop(name) for name, about in OPTIONS.items() if about.flags is not None}
     return {name: value for name, value in values.items() if value is not None and value != ()}
 
 

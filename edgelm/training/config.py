@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -17,11 +17,6 @@ from typing import Any, Literal, get_args
 from edgelm.config import ModelConfig
 from edgelm_runtime.assets import assets_folder
 from edgelm_runtime.errors import CheckpointError, ConfigError, OutputError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from edgelm_runtime.generation.keywords import Options
+from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.options import Limits
 from edgelm_runtime.generation.results import Piece
 from edgelm_runtime.language_model import LanguageModel
+from edgelm_runtime.prompts import TEMPLATE_OPTIONS, ChatOptions
 from edgelm_runtime.validation import whole
 
 if TYPE_CHECKING:
@@ -21,22 +22,25 @@ class Conversation:
     `messages` is the list that `LanguageModel.chat` takes, and may be read, saved and changed between
     questions. When prompt and answer would not fit into the context, the oldest exchange is forgotten, and not
     the system message; `forgotten` counts them.
+
+    Raises OptionError where the model's chat template takes no conversation, or no system message.
     """
 
     def __init__(self, lm: LanguageModel, system: str | None = None) -> None:
         self.lm = lm
         self.system = system
-        self.messages: list[dict[str, str]] = []
+        self.messages: list[dict[str, Any]] = []
         self.forgotten = 0
         self.reset()
+        self._check()
 
     def reset(self) -> None:
         """Forget everything but the system message."""
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
         self.forgotten = 0
 
-    def ask(self, text: str, **options: Unpack[Options]) -> Generator[Piece, None, None]:
-        """Stream the answer to `text`; options are those of `LanguageModel.stream`.
+    def ask(self, text: str, **options: Unpack[ChatOptions]) -> Generator[Piece, None, None]:
+        """Stream the answer to `text`; options are those of `LanguageModel.stream_chat`.
 
         Question and answer are remembered when the stream ends. An answer that is broken off, by closing the
         iterator, is kept as far as it came. Raises what `stream_chat` raises.
@@ -45,27 +49,53 @@ class Conversation:
         messages = self._fitting(
             [*self.messages, {"role": "user", "content": text}],
             Limits.max_new_tokens if limit is None else limit,
+            options,
         )
-        return self._answer(messages, self.lm.stream_chat(messages, **options))
+        keeps = bool(options.get("keep_special"))
+        return self._answer(messages, self.lm.stream_chat(messages, **options), keeps)
+
+    def _check(self) -> None:
+        """Find out now what the first question would find out."""
+        question = {"role": "user", "content": "?"}
+        try:
+            self.lm.chat_prompt([*self.messages, question])
+        except OptionError as error:
+            if not self.system:
+                raise
+            self.lm.chat_prompt([question])  # raises where it is not for the system message
+            raise OptionError(
+                f"this model's chat template takes no system message: {error.problem}",
+                "put it into the first question",
+            ) from error
 
     def _answer(
-        self, messages: list[dict[str, str]], stream: Iterator[Piece]
+        self, messages: list[dict[str, Any]], stream: Iterator[Piece], keeps_special: bool
     ) -> Generator[Piece, None, None]:
         said = []
         try:
             for piece in stream:
-                said.append(piece.text)
+                said += [piece.text] if keeps_special else [self._hidden(piece), piece.text]
                 yield piece
         finally:
             self.forgotten += (len(self.messages) + 1 - len(messages)) // 2
             self.messages = [*messages, {"role": "assistant", "content": "".join(said).strip()}]
 
-    def _fitting(self, messages: list[dict[str, str]], max_new_tokens: int) -> list[dict[str, str]]:
+    def _hidden(self, piece: Piece) -> str:
+        """The special token that a piece does not show: a template cuts answers at such (`[/THINK]`)."""
+        special = self.lm.tokenizer.special_ids
+        if piece.token_id not in special or self.lm.info.generation.get("chat_template") is None:
+            return ""
+        return self.lm.tokenizer.decode((piece.token_id,))
+
+    def _fitting(
+        self, messages: list[dict[str, Any]], max_new_tokens: int, options: ChatOptions
+    ) -> list[dict[str, Any]]:
         """`messages` without the oldest exchanges, so that an answer, of half the context at most, has room."""
         whole("max_new_tokens", max_new_tokens, 0)
         context = self.lm.info.context_length
         room = context - min(max_new_tokens, context // 2)
         first = 1 if messages[0]["role"] == "system" else 0
-        while len(messages) - first > 2 and len(self.lm.chat_prompt(messages)) > room:
+        template: Any = {name: options[name] for name in TEMPLATE_OPTIONS if name in options}  # type: ignore[literal-required]
+        while len(messages) - first > 2 and len(self.lm.chat_prompt(messages, **template)) > room:
             messages = messages[:first] + messages[first + 2 :]
         return messages

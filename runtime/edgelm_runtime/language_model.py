@@ -21,16 +21,15 @@ from edgelm_runtime.generation.results import Generation, Piece, Stats
 from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.model_file.metadata import ModelFile
+from edgelm_runtime.prompts import ChatOptions, Prompt, Prompts, TemplateOptions, is_single
 from edgelm_runtime.scoring import Score, score_ids
 from edgelm_runtime.serving.engine import Engine
-from edgelm_runtime.text import chat_template as chat_format
+from edgelm_runtime.text.messages import Message
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import check_prompt, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 
 
 class LanguageModel:
@@ -45,15 +44,14 @@ class LanguageModel:
     ) -> None:
         self.info = info
         self.load_seconds = load_seconds
+        self._prompts = Prompts(info)
         self._session = session
         self._decoder = decoder
 
     @property
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. Raises OptionError for a model that takes and gives ids only."""
-        if self.info.tokenizer is None:
-            raise OptionError("this model has no tokenizer", "give token ids, or export it with --tokenizer")
-        return self.info.tokenizer
+        return self._prompts.tokenizer
 
     @property
     def provider(self) -> str:
@@ -85,7 +83,7 @@ class LanguageModel:
         Raises OptionError for anything that cannot be used, NumericsError where logits are not finite.
         """
         whole("n", n, 1)
-        single = _is_single(prompt)
+        single = is_single(prompt)
         prompts = [prompt] if single else list(prompt)
         if not prompts:
             raise OptionError("there is no prompt", "give at least one")
@@ -108,32 +106,32 @@ class LanguageModel:
         rows, limits = self._rows([prompt], [0], dict(options))
         return run(self._open_decoder(), rows, limits, stats)
 
-    def chat(self, messages: Sequence[chat_format.Message], **options: Unpack[Options]) -> Generation:
-        """The assistant's answer to a conversation: a list of {"role": ..., "content": ...}."""
-        return self.generate(self.chat_prompt(messages), **self._chat_options(options))
+    def chat(self, messages: Sequence[Message], **options: Unpack[ChatOptions]) -> Generation:
+        """The assistant's answer to a conversation: a list of {"role": ..., "content": ...}.
+
+        Takes the options of `generate` and those of `chat_prompt`.
+        """
+        prompt, rest = self._prompts.split_chat_options(options)
+        return self.generate(self.chat_prompt(messages, **prompt), **rest)
 
     def stream_chat(
         self,
-        messages: Sequence[chat_format.Message],
+        messages: Sequence[Message],
         *,
         stats: Stats | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[ChatOptions],
     ) -> Iterator[Piece]:
         """Like `chat`, a piece at a time."""
-        return self.stream(self.chat_prompt(messages), stats=stats, **self._chat_options(options))
+        prompt, rest = self._prompts.split_chat_options(options)
+        return self.stream(self.chat_prompt(messages, **prompt), stats=stats, **rest)
 
-    def chat_prompt(self, messages: Sequence[chat_format.Message]) -> list[int]:
-        """Token ids of the prompt that `chat` makes of `messages`."""
-        template = self.info.generation.get("chat_template")
-        ids = chat_format.encode_chat(messages, template, self.tokenizer, self._special_texts())
-        bos = self._bos()
-        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+    def chat_prompt(self, messages: Sequence[Message], **options: Unpack[TemplateOptions]) -> list[int]:
+        """Token ids of the prompt that `chat` makes of `messages`: those of transformers' `apply_chat_template`.
 
-    def _chat_options(self, options: Options) -> Options:
-        """A model without a template would go on to write the user's next turn."""
-        if self.info.generation.get("chat_template") is None and "stop" not in options:
-            options["stop"] = [chat_format.PLAIN_STOP]
-        return options
+        `tools` are JSON schemas of functions, `template_options` further variables of the model's template
+        (`enable_thinking`, `documents`), and `continue_final_message` leaves a last answer open.
+        """
+        return self._prompts.chat(messages, options)
 
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Next-token logits (T, vocab) at every position of `ids` (T), at most the context length.
@@ -181,6 +179,7 @@ class LanguageModel:
         pooling: Literal["mean", "last"] = "mean",
         normalize: bool = True,
         batch_size: int = 8,
+        prefix: str = "",
     ) -> NDArray[np.float32]: ...
 
     @overload
@@ -192,6 +191,7 @@ class LanguageModel:
         pooling: Pooling,
         normalize: bool = True,
         batch_size: int = 8,
+        prefix: str = "",
     ) -> NDArray[np.float32] | list[NDArray[np.float32]]: ...
 
     def embed(
@@ -202,19 +202,21 @@ class LanguageModel:
         pooling: Pooling = "mean",
         normalize: bool = True,
         batch_size: int = 8,
+        prefix: str = "",
     ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
         """Vectors for texts (or token ids): float32 (len(texts), width), or (width,) for a single text.
 
         `layer` is the state after the final norm, or the token-plus-position embeddings; the file must
         have been exported with `--outputs`. `pooling` takes the mean over tokens, the last token, or
-        `none`, which gives a list of (T, width) arrays. Normalised vectors have length 1. Texts longer than
-        the context are cut to its first tokens.
+        `none`, which gives a list of (T, width) arrays. Normalised vectors have length 1. `prefix` is put in front
+        of every text, for models that want an instruction there. Texts get the tokens that the model's tokenizer
+        puts around a text; longer ones than the context are cut to its first tokens.
         """
-        single = _is_single(texts)
+        single = is_single(texts)
         every: Any = [texts] if single else texts
         if not len(every):
             raise OptionError("there is no text", "give at least one")
-        rows = [self.encode_prompt(text)[: self.info.context_length] for text in every]
+        rows = [self._prompts.encode_whole(text, prefix) for text in every]
         vectors = embed_rows(self._session, rows, layer, pooling, normalize, batch_size)
         if single:
             return vectors[0]
@@ -226,28 +228,7 @@ class LanguageModel:
         Text gets the model's begin token where it has one; an empty text becomes that token, or end-of-text.
         Raises OptionError for an empty prompt where the model has neither.
         """
-        if not isinstance(prompt, str):
-            return check_prompt(prompt, self.info.vocab_size)
-        bos = self._bos()
-        ids = [*([bos] if bos is not None else []), *self.tokenizer.encode(prompt, allowed_special)]
-        if not ids:
-            start = self.info.generation.get("bos_id", self.tokenizer.end_of_text)
-            if start is None:
-                raise OptionError("the prompt is empty and this model has no begin token", "give some text")
-            ids = [start]
-        return np.asarray(ids, np.int64)
-
-    def _bos(self) -> int | None:
-        generation = self.info.generation
-        return generation.get("bos_id") if generation.get("add_bos") else None
-
-    def _special_texts(self) -> dict[str, str]:
-        by_id = {token_id: text for text, token_id in self.tokenizer.special.items()}
-        bos, ends = self.info.generation.get("bos_id"), self.info.end_ids
-        return {
-            "bos_token": by_id.get(bos, "") if bos is not None else "",
-            "eos_token": by_id.get(ends[0], "") if ends else "",
-        }
+        return self._prompts.encode(prompt, allowed_special)
 
     def engine(self, parallel: int = 4, queue: int = 64) -> Engine:
         """Serve many callers at once: up to `parallel` requests advance together, up to `queue` more wait.
@@ -256,8 +237,9 @@ class LanguageModel:
         join and leave between steps, and each gets the text that `generate` would give it alone.
         """
 
-        def chat_row(messages: Sequence[chat_format.Message], sample: int, **options: Any) -> Row:
-            return self._row(self.chat_prompt(messages), sample, **self._chat_options(cast(Options, options)))
+        def chat_row(messages: Sequence[Message], sample: int, **options: Any) -> Row:
+            prompt, rest = self._prompts.split_chat_options(cast(ChatOptions, options))
+            return self._row(self.chat_prompt(messages, **prompt), sample, **rest)
 
         return Engine(self._open_decoder(), self._row, chat_row, parallel, queue)
 
@@ -273,7 +255,7 @@ class LanguageModel:
     ) -> tuple[list[Row], Limits]:
         """A row for each sample of each prompt."""
         if isinstance(options.get("reference"), str):
-            options = {**options, "reference": self.tokenizer.encode(options["reference"])}
+            options = {**options, "reference": self.tokenizer.encode(options["reference"], continues=True)}
         sampling, limits, text = split_options({**defaults_from_file(self.info.generation), **options})
         sampling.check_ids(self.info.vocab_size)
         constraint = make_constraint(self.info, text)
@@ -309,15 +291,3 @@ class LanguageModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def _is_single(prompt: Any) -> bool:
-    """Whether `prompt` is one text or one list of ids, and not a list of them."""
-    if isinstance(prompt, str):
-        return True
-    if isinstance(prompt, np.ndarray):
-        return prompt.ndim <= 1
-    try:
-        return bool(len(prompt)) and all(isinstance(item, (int, np.integer, float)) for item in prompt)
-    except TypeError:
-        raise OptionError(f"the prompt is {prompt!r}", "give text, token ids, or a list of either") from None

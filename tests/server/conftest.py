@@ -22,9 +22,9 @@ from servers import TEMPLATE, serving
 @pytest.fixture(scope="session")
 def lm() -> Iterator[LanguageModel]:
     """The model that ships with edgelm, with a chat template that shows tools."""
-    with edgelm.load() as model:
-        model.info = replace(model.info, generation={**model.info.generation, "chat_template": TEMPLATE})
-        yield model
+    with edgelm.load() as plain:
+        info = replace(plain.info, generation={**plain.info.generation, "chat_template": TEMPLATE})
+        yield LanguageModel(plain._session, info, plain._decoder)
 
 
 @pytest.fixture(scope="session")

@@ -41,7 +41,7 @@ class Constraint:
         self.start(0)
 
     def start(self, prompt_length: int) -> ConstraintState:
-        """The state of one text, which begins behind `prompt_length` tokens."""
+        """The state of one text, which begins after `prompt_length` tokens."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokenizer, self._grammar, log_level=0)
@@ -126,7 +126,7 @@ def _guidance_tokenizer(tokenizer: Tokenizer, end_ids: tuple[int, ...]) -> Any:
     from llguidance import LLTokenizer, TokenizerWrapper
 
     tokens = [tokenizer.decode_bytes((token_id,)) for token_id in range(tokenizer.vocab_size)]
-    # Models without an end token get one behind the vocabulary, which the mask then leaves out.
+    # Models without an end token get one after the vocabulary, which the mask then leaves out.
     end = end_ids[0] if end_ids else len(tokens)
     if not end_ids:
         tokens.append(b"")
@@ -140,6 +140,8 @@ def _guidance_tokenizer(tokenizer: Tokenizer, end_ids: tuple[int, ...]) -> Any:
             self.tokens = tokens
 
         def __call__(self, text: bytes | str) -> list[int]:
-            return tokenizer.encode(text if isinstance(text, str) else text.decode(errors="replace"))
+            # What a grammar says next never begins a text.
+            plain = text if isinstance(text, str) else text.decode(errors="replace")
+            return tokenizer.encode(plain, continues=True)
 
     return LLTokenizer(TokenizerWrapper(Vocabulary()))

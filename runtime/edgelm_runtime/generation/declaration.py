@@ -57,6 +57,17 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Flag:
+    """True or False."""
+
+    annotation: str = "bool"
+
+    def check(self, name: str, value: Any) -> None:
+        if not isinstance(value, (bool, np.bool_)):
+            raise OptionError(f"{name} is {value!r}", "give True or False")
+
+
+@dataclass(frozen=True)
 class Choice:
     """One of `names`."""
 

@@ -53,6 +53,8 @@ class Options(TypedDict, total=False):
     """Seconds after which no further token is computed."""
     stop: Sequence[str]
     """Stop before any of these texts."""
+    keep_special: bool
+    """Show special tokens in the text, such as those around a model's thinking."""
     overflow: Overflow
     """When the context is full: slide (see only the most recent tokens), stop, or raise an error at the
     start."""

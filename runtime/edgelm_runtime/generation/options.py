@@ -19,6 +19,7 @@ from edgelm_runtime.generation.declaration import (
     Biases,
     Choice,
     Custom,
+    Flag,
     Maybe,
     Number,
     StopStrings,
@@ -132,6 +133,10 @@ class Limits:
     stop: Sequence[str] = option(
         (), StopStrings(), "Stop before any of these texts.", from_file=True, flags=(), default_text="none"
     )
+    keep_special: bool = option(
+        False, Flag(), "Show special tokens in the text, such as those around a model's thinking.", flags=(),
+        default_text="off",
+    )  # fmt: skip
     overflow: Overflow = option(
         "slide", Choice(get_args(Overflow), "Overflow"),
         "When the context is full: slide (see only the most recent tokens), stop, or raise an error at the start.",

@@ -145,4 +145,4 @@ def _drawn(weights: Floats, fraction: float) -> int:
 def uniform(key: tuple[int, int], position: int) -> float:
     """A number in [0, 1) that depends on (seed, sample) and position alone."""
     generator = np.random.Philox(key=np.array(key, dtype=np.uint64), counter=position)
-    return float(generator.random_raw() >> np.uint64(11)) * 2.0**-53
+    return float(int(generator.random_raw()) >> 11) * 2.0**-53

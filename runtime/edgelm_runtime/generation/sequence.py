@@ -45,7 +45,7 @@ class Row:
         self._end_ids = frozenset(end_ids)
         if limits.stop and tokenizer is None:
             raise OptionError(f"stop is {limits.stop!r}", "stop strings need a model with a tokenizer")
-        self._text = _TextStream(tokenizer, limits.stop) if tokenizer is not None else None
+        self._text = _TextStream(tokenizer, limits) if tokenizer is not None else None
         self._reference = np.asarray(limits.reference, np.int64) if len(limits.reference) else None
         automatic = limits.lookup == "auto"
         most = AUTO_DRAFT if automatic else int(limits.lookup)
@@ -126,9 +126,9 @@ class Row:
 class _TextStream:
     """Tokens to text that may be shown: whole characters, up to a stop string."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
-        self._stopper = Stopper(stops)
+    def __init__(self, tokenizer: Tokenizer, limits: Limits) -> None:
+        self._detokenizer = Detokenizer(tokenizer, limits.keep_special)
+        self._stopper = Stopper(limits.stop)
 
     def feed(self, token_id: int) -> tuple[str, bool]:
         return self._stopper.feed(self._detokenizer.feed(token_id))

@@ -13,24 +13,24 @@ Special-token text in ordinary text is ordinary text. Only callers that name a s
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import re
 import unicodedata
-from binascii import a2b_base64
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import groupby, takewhile
 from typing import Any, Literal, get_args
 
+import numpy as np
 import tiktoken
 
 from edgelm_runtime.errors import OptionError, TokenizerError
+from edgelm_runtime.text.longest_match import longest_of
+from edgelm_runtime.text.tokenizer_json import arguments, saved_values
 
 END_OF_TEXT = "<|endoftext|>"
 
-# Line breaks take the indentation behind them, so that a statement starts with the same token at any
+# Line breaks take the indentation after them, so that a statement starts with the same token at any
 # depth; words take one character before them (a space, a dot, a bracket); every repetition has a bound,
 # since BPE is slow on one enormous piece and a regular expression on one enormous run.
 DEFAULT_PATTERN = (
@@ -44,6 +44,8 @@ DEFAULT_PATTERN = (
 
 
 PrefixSpace = Literal["never", "first", "always"]
+# Where a stretch of text stands: at the start of the whole, after a named token, or after another text.
+Place = Literal["start", "between", "continuing"]
 
 
 class Tokenizer:
@@ -151,39 +153,58 @@ class Tokenizer:
         """Id of `<|endoftext|>`, which stands between documents, where there is one."""
         return self.special.get(END_OF_TEXT)
 
-    def encode(self, text: str, allowed_special: Collection[str] | str = ()) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        allowed_special: Collection[str] | str = (),
+        *,
+        continues: bool = False,
+        stand_ins: Mapping[str, str] | None = None,
+    ) -> list[int]:
         """Token ids of `text`. Special tokens named in `allowed_special` ("all": every one) become their ids.
+
+        `continues`: the text follows another, so that it gets no space in front of its own. `stand_ins`: single
+        characters that stand for text which is ordinary whatever it spells.
 
         Raises OptionError for a special token that the model does not have.
         """
+        if not isinstance(text, str):
+            raise OptionError(f"the text is {text!r}"[:200], "give a string")
         allowed = set(self.special) if allowed_special == "all" else _as_set(allowed_special)
         if unknown := sorted(allowed - set(self.special)):
             known = ", ".join(sorted(self.special)) or "none"
             raise OptionError(f"unknown special token {unknown[0]!r}", f"the model has: {known}")
-        cut = self._cut(frozenset(allowed))
-        if cut is None:
-            return self._encode_stretch(text, first=True)
+        meant = str.maketrans(dict(stand_ins)) if stand_ins else None
         found: list[int] = []
         start = 0
-        for match in cut.finditer(text):
-            found += self._encode_stretch(text[start : match.start()], first=start == 0)
-            found.append(self._named[match.group()])
-            start = match.end()
-        return found + self._encode_stretch(text[start:], first=start == 0)
+        for end, next_start, token_id in self._named_tokens(text, frozenset(allowed)):
+            stretch = text[start:end].translate(meant) if meant else text[start:end]
+            place: Place = "between" if start else "continuing" if continues else "start"
+            found += self._encode_stretch(stretch, place)
+            found += token_id
+            start = next_start
+        return found
+
+    def _named_tokens(self, text: str, allowed: frozenset[str]) -> Iterator[tuple[int, int, list[int]]]:
+        """(start, end, [id]) of each named token in `text`, and of its end, without an id."""
+        if (cut := self._cut(allowed)) is not None:
+            for match in cut.finditer(text):
+                yield match.start(), match.end(), [self._named[match.group()]]
+        yield len(text), len(text), []
 
     def _cut(self, allowed: frozenset[str]) -> re.Pattern[str] | None:
         """What is taken out of text before merging: added tokens and the special tokens `allowed`."""
         if allowed not in self._cuts:
             names = sorted({*self.added, *allowed})
-            self._cuts[allowed] = re.compile(_longest_of(names)) if names else None
+            self._cuts[allowed] = re.compile(longest_of(names)) if names else None
         return self._cuts[allowed]
 
-    def _encode_stretch(self, text: str, first: bool) -> list[int]:
-        """Ids of text that holds no special token; `first` where it begins the whole text."""
+    def _encode_stretch(self, text: str, place: Place) -> list[int]:
+        """Ids of text that holds no named token."""
         if not text:
             return []
         if self._stretched:
-            text = self._prepared(text, first)
+            text = self._prepared(text, place)
         ranks = self._encoding.encode_ordinary(text)
         if self.ids is None:
             return ranks
@@ -200,15 +221,15 @@ class Tokenizer:
             raise OptionError(f"the model's vocabulary has nothing for {first!r}", "leave it out of the text")
         return text.translate({ord(character): None for character in unknown})
 
-    def _prepared(self, text: str, first: bool) -> str:
+    def _prepared(self, text: str, place: Place) -> str:
         if self.normalization:
             text = unicodedata.normalize(self.normalization, text)
         if self.space_symbol:
             text = text.replace(self.space_symbol, " ")
-        if self.prefix_space == "always" or (
-            self.prefix_space == "first" and first and not text.startswith(" ")
-        ):
-            text = " " + text
+        if place == "continuing" or self.prefix_space == "never":
+            return text
+        if self.prefix_space == "always" or (place == "start" and not text.startswith(" ")):
+            return " " + text
         return text
 
     def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
@@ -218,7 +239,8 @@ class Tokenizer:
         """
         table, hidden = self._bytes, self.special_ids if skip_special else frozenset()
         parts = []
-        for token_id in ids:
+        # An array or a tensor gives plain numbers at once; its own items would not be found in a set.
+        for token_id in np.asarray(ids).tolist() if hasattr(ids, "__array__") else ids:
             if not 0 <= token_id < len(table):
                 raise OptionError(
                     f"token id {token_id} is outside the vocabulary of {len(table)}",
@@ -235,38 +257,13 @@ class Tokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` reads them back."""
-        values: dict[str, Any] = {
-            "pattern": self.pattern,
-            "tokens": [base64.b64encode(token).decode() for token in self.tokens],
-            "special": self.special,
-        }
-        if self.ids is not None:
-            values["ids"] = [entry if isinstance(entry, int) else list(entry) for entry in self.ids]
-        if self.decode_only:
-            values["decode_only"] = {
-                str(token_id): base64.b64encode(token).decode()
-                for token_id, token in self.decode_only.items()
-            }
-        for name, usual in _PLAIN.items():
-            if getattr(self, name) != usual:
-                values[name] = getattr(self, name)
-        return values
+        return saved_values(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Tokenizer:
         """Build from the values of `to_dict`. Raises TokenizerError where they are not such."""
         try:
-            return cls(
-                tokens=[a2b_base64(token) for token in values["tokens"]],
-                pattern=values["pattern"],
-                special=values["special"],
-                ids=values.get("ids"),
-                decode_only={
-                    int(token_id): a2b_base64(token)
-                    for token_id, token in values.get("decode_only", {}).items()
-                },
-                **{name: values.get(name, usual) for name, usual in _PLAIN.items()},
-            )
+            return cls(**arguments(values))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise TokenizerError(f"not a saved tokenizer: {error!r}", "save the tokenizer again") from error
 
@@ -276,26 +273,5 @@ class Tokenizer:
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
 
 
-# What `to_dict` leaves out while it has the usual value.
-_PLAIN: dict[str, Any] = {
-    "added": {}, "normalization": "", "space_symbol": "", "prefix_space": "never", "drop_unknown": False,
-}  # fmt: skip
-
-
 def _as_set(names: Collection[str] | str) -> set[str]:
     return {names} if isinstance(names, str) else set(names)
-
-
-def _longest_of(names: Sequence[str]) -> str:
-    """A pattern for the longest of `names` (sorted, distinct) at a place: a tree over their common
-    prefixes, since vocabularies exist with thousands of added tokens that start alike."""
-    branches = []
-    for _, group in groupby([name for name in names if name], key=lambda name: name[0]):
-        words = list(group)
-        # Of sorted words the first and the last differ earliest.
-        pairs = zip(words[0], words[-1], strict=False)
-        stem = "".join(character for character, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        branches.append(re.escape(stem) + _longest_of([word[len(stem) :] for word in words]))
-    if not branches:
-        return ""
-    return f"(?:{'|'.join(branches)})" + ("?" if "" in names else "")

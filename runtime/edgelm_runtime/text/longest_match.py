@@ -1,0 +1,25 @@
+"""One regular expression for the longest of many words at a place in a text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import groupby, takewhile
+
+
+def longest_of(words: Sequence[str]) -> str:
+    """A pattern that matches the longest of `words` (sorted, distinct) at a place.
+
+    It is a tree over their common prefixes: vocabularies exist with thousands of added tokens that start alike,
+    and alternatives in a row would each be tried at every character.
+    """
+    branches = []
+    for _, group in groupby([word for word in words if word], key=lambda word: word[0]):
+        alike = list(group)
+        # Of sorted words the first and the last differ earliest.
+        pairs = zip(alike[0], alike[-1], strict=False)
+        stem = "".join(character for character, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        branches.append(re.escape(stem) + longest_of([word[len(stem) :] for word in alike]))
+    if not branches:
+        return ""
+    return f"(?:{'|'.join(branches)})" + ("?" if "" in words else "")
