@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from edgelm_runtime.prompts import TemplateOptions
 from edgelm_runtime.text.chat_template import PLAIN_STOP
+from edgelm_runtime.text.messages import joined_parts
 from edgelm_server.errors import ApiError
 from edgelm_server.fields import Fields
 from edgelm_server.logprobs import MOST_ALTERNATIVES
@@ -41,14 +44,15 @@ def read_chat(fields: Fields, service: Service) -> Chat:
         if options.keys() & {"json_schema", "regex", "choices"}:
             raise ApiError(400, "a call is required and another form as well; give one of them")
         options["json_schema"] = tools.schema
+    elif tools.active:
+        options["keep_special"] = True  # models mark their calls with such tokens
     if prediction := fields.mapping("prediction"):
-        options["reference"] = _text_of(prediction.get("content"), "prediction")
+        options["reference"] = joined_parts(prediction).get("content", "")
     logprobs = _take_logprobs(fields, options)
     stream = fields.flag("stream")
     include_usage = take_usage_wish(fields, stream)
     fields.refuse("modalities", unless=(["text"],))
     prompt = take_prompt(fields, service, tools)
-    fields.refuse("reasoning_effort", unless=("none",))
     fields.finish()
     if service.lm.info.generation.get("chat_template") is None:
         options["stop"] = [*options.get("stop", ()), PLAIN_STOP]
@@ -101,20 +105,31 @@ def take_prompt(fields: Fields, service: Service, tools: Tools) -> list[int]:
     messages = fields.list("messages")
     if not messages:
         raise ApiError(400, "messages is missing; give a list of messages", param="messages")
-    for message in messages:
-        _text_of(message.get("content") if isinstance(message, dict) else None, "messages")
-    return service.lm.chat_prompt(messages)
+    variables = fields.mapping("chat_template_kwargs") or {}
+    if effort := fields.text("reasoning_effort"):
+        variables["reasoning_effort"] = effort
+    options: TemplateOptions = {"template_options": variables}
+    if tools.active:
+        options["tools"] = tools.listed
+    options["continue_final_message"] = fields.flag("continue_final_message")
+    fields.refuse("add_generation_prompt", unless=(not options["continue_final_message"],))
+    return service.lm.chat_prompt([_with_parsed_calls(message) for message in messages], **options)
 
 
-def _text_of(content: Any, param: str) -> str:
-    """The text of a message's content, which is a text or a list of parts. Raises ApiError for other parts."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise ApiError(
-                400, f"a content part is of type {kind!r}; this model reads text only", param=param
-            )
-    return "".join(part["text"] for part in parts)
+def _with_parsed_calls(message: Any) -> Any:
+    """The message with the arguments of its calls as objects: OpenAI sends them as JSON, templates write JSON."""
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_parsed(call) for call in calls]}
+
+
+def _parsed(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}

@@ -35,11 +35,10 @@ async def _embeddings(service: Service, fields: Fields) -> Event:
         raise ApiError(
             400, f"input has {len(inputs)} texts; send at most {MOST_INPUTS} at once", param="input"
         )
-    rows = await run_sync(_encode, service, inputs)
-    vectors = await service.aside(service.lm.embed, rows)
+    count = await run_sync(_count, service, inputs)
+    vectors = await service.aside(service.lm.embed, inputs)
     if width is not None and width != vectors.shape[1]:
         raise fields.wrong("dimensions", width, f"the model's vectors have {vectors.shape[1]}")
-    count = sum(map(len, rows))
     return {
         "object": "list",
         "model": service.settings.names[0],
@@ -57,16 +56,20 @@ async def _embeddings(service: Service, fields: Fields) -> Event:
     }
 
 
-def _encode(service: Service, inputs: list[Any]) -> list[Any]:
-    """Token ids of each input. Raises ApiError for one that the context does not hold."""
-    rows = [service.lm.encode_prompt(text) for text in inputs]
-    context = service.lm.info.context_length
-    for index, row in enumerate(rows):
-        if len(row) > context:
+def _count(service: Service, inputs: list[Any]) -> int:
+    """Tokens of all inputs. Raises ApiError for one that the context does not hold, so that none is cut silently."""
+    info = service.lm.info
+    total = 0
+    for index, text in enumerate(inputs):
+        length = len(service.lm.encode_prompt(text))
+        if isinstance(text, str):
+            length += bool(info.generation.get("add_eos"))
+        if length > info.context_length:
             raise ApiError(
                 400,
-                f"input {index} has {len(row)} tokens and the context {context}; send a shorter one",
+                f"input {index} has {length} tokens and the context {info.context_length}; send a shorter one",
                 param="input",
                 code="context_length_exceeded",
             )
-    return rows
+        total += length
+    return total

@@ -29,7 +29,6 @@ REMEDIES = {
     "audio": "only text is made",
     "modalities": "only text is made",
     "web_search_options": "nothing is looked up",
-    "reasoning_effort": "use chat_template_kwargs if the model's template knows it",
     "verbosity": "say it in the prompt",
 }
 

@@ -13,7 +13,7 @@ MOST_CHOICES = 128
 # Fields that have the runtime's own names; the last two lines are not OpenAI's.
 SAME = (
     "temperature", "top_p", "frequency_penalty", "presence_penalty",
-    "top_k", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "lookup",
+    "top_k", "min_p", "typical_p", "repeat_penalty", "repeat_last_n", "lookup", "keep_special",
     "choices", "regex", "json_schema",
 )  # fmt: skip
 

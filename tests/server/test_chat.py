@@ -84,6 +84,22 @@ def test_the_stream_ends_with_done(client: OpenAI) -> None:
     assert json.loads(lines[0][6:])["choices"][0]["finish_reason"] is None
 
 
+def test_messages_of_every_form(client: OpenAI, lm: LanguageModel) -> None:
+    messages: Any = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "Write"}, {"type": "text", "text": "a class."}]},
+        {"role": "assistant", "content": None, "tool_calls": [
+            {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+        {"role": "tool", "content": "done", "tool_call_id": "1"},
+    ]  # fmt: skip
+    answer = chat(client, messages, max_tokens=8)
+    assert answer.choices[0].message.content == lm.chat(messages, max_new_tokens=8).text
+    opened: Any = [*MESSAGES, {"role": "assistant", "content": "class Reader"}]
+    answer = chat(client, opened, max_tokens=8, extra_body={"continue_final_message": True})
+    expected = lm.chat(opened, max_new_tokens=8, continue_final_message=True)
+    assert answer.choices[0].message.content == expected.text
+
+
 def test_options_reach_the_runtime(client: OpenAI, lm: LanguageModel) -> None:
     options: dict[str, Any] = {"temperature": 0.9, "top_p": 0.8, "frequency_penalty": 0.5, "seed": 3}
     expected = lm.chat(MESSAGES, max_new_tokens=30, stop=["\n"], **options)
@@ -144,12 +160,15 @@ def test_json_of_any_kind(client: OpenAI) -> None:
         ({"messages": []}, "messages is missing"),
         ({"messages": "Hi"}, 'messages is "Hi"; give a list'),
         ({"messages": [5]}, "message"),
-        ({"messages": [{"role": "wizard", "content": "Hi"}]}, "role"),
+        ({"messages": [{"role": "", "content": "Hi"}]}, "role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
          "'image_url'"),
         ({"functions": [{"name": "f"}]}, "functions is not supported; give tools"),
         ({"modalities": ["audio"]}, "modalities is not supported; only text is made"),
-        ({"reasoning_effort": "high"}, "reasoning_effort is not supported"),
+        ({"reasoning_effort": "high"}, "takes no 'reasoning_effort'"),
+        ({"chat_template_kwargs": {"x": 1}}, "takes no 'x'"),
+        ({"continue_final_message": True}, "no answer to continue"),
+        ({"add_generation_prompt": False}, "add_generation_prompt is not supported"),
         ({"web_search_options": {}}, "web_search_options is not supported"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens is 3 and max_completion_tokens 4"),
         ({"top_logprobs": 2}, "top_logprobs is given without logprobs"),
