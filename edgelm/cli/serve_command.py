@@ -12,6 +12,7 @@ import click
 from edgelm.cli.options import load_model, loading_options, read_text
 from edgelm_runtime.errors import OptionError
 
+ABOVE_ZERO = click.FloatRange(0, 1e6, min_open=True)
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -30,12 +31,29 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="The same, from a file.")
 @click.option("--allowed-host", multiple=True, metavar="NAME", help="A name that this server is reached by.")
 @click.option("--cors-origin", multiple=True, metavar="ORIGIN", help="Web pages that may use it. *: all.")
-@click.option("--max-body", default=4.0, show_default=True, metavar="MB", help="Size of a request at most.")
 @click.option(
-    "--max-time", default=600.0, show_default=True, metavar="SECONDS", help="Time of a text at most."
+    "--max-body",
+    type=ABOVE_ZERO,
+    default=4.0,
+    show_default=True,
+    metavar="MB",
+    help="Size of a request at most.",
 )
 @click.option(
-    "--drain", default=30.0, show_default=True, metavar="SECONDS", help="Time to finish at the end."
+    "--max-time",
+    type=ABOVE_ZERO,
+    default=600.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time of a text at most.",
+)
+@click.option(
+    "--drain",
+    type=click.FloatRange(0, 86400),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time to finish at the end.",
 )
 @click.option("--log-prompts", is_flag=True, help="Log what is asked and answered.")
 @loading_options
