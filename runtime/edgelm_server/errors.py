@@ -22,6 +22,7 @@ from edgelm_runtime.errors import (
 
 log = logging.getLogger("edgelm.server")
 
+GONE = 499  # as nginx notes it: the caller closed the connection
 TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -12,10 +12,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
-from edgelm_server.errors import as_api_error
+from edgelm_server.errors import GONE, as_api_error
 
 Event = dict[str, Any]
-GONE = 499  # as nginx notes it: the caller closed the connection
 READ_SECONDS = 60  # that a reader may be behind when the text is finished
 
 

@@ -10,12 +10,12 @@ from typing import TypeVar
 
 import anyio
 from anyio.to_thread import run_sync
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from edgelm_runtime.errors import QueueFullError
 from edgelm_runtime.language_model import LanguageModel
 from edgelm_runtime.serving.engine import Engine
-from edgelm_server.errors import ApiError
+from edgelm_server.errors import GONE, ApiError
 from edgelm_server.fields import Fields, read_fields
 from edgelm_server.metrics import Metrics
 from edgelm_server.settings import Settings
@@ -44,6 +44,8 @@ class Service:
         try:
             with anyio.fail_after(BODY_SECONDS):
                 fields = await read_fields(request, self.settings.max_body)
+        except ClientDisconnect as error:
+            raise ApiError(GONE, "the request was broken off") from error
         except TimeoutError as error:
             raise ApiError(408, f"the body did not arrive within {BODY_SECONDS} seconds") from error
         if self.settings.log_prompts:
