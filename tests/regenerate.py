@@ -1,4 +1,4 @@
-"""Writes anew what is derived from declarations: keyword types, the guide's table of options, the page of help texts.
+"""Writes anew what is derived from declarations: keyword types, tables, help texts, the tree.
 
     python tests/regenerate.py
 
@@ -7,6 +7,7 @@ tests/test_regenerated.py fails while a file differs from what this writes.
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import textwrap
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parents[1]
 KEYWORDS = ROOT / "runtime" / "edgelm_runtime" / "generation" / "keywords.py"
 GUIDE = ROOT / "runtime" / "README.md"
 HELP = ROOT / "edgelm" / "cli" / "README.md"
+ARCHITECTURE = ROOT / ".github" / "ARCHITECTURE.md"
+PACKAGES = ("edgelm", "export/edgelm_export", "runtime/edgelm_runtime", "runtime/edgelm_server")
 WIDTH = 100  # columns of the help texts
 
 HEADER = '''"""The keyword options of generation, for type checkers and editors.
@@ -58,10 +61,27 @@ def guide() -> str:
     """The guide, with its table of options."""
     rows = ["| option | default | meaning |", "|---|---|---|"]
     rows += [f"| `{about.name}` | {about.default_text} | {about.help} |" for about in OPTIONS.values()]
-    text = GUIDE.read_text(encoding="utf-8")
-    start, end = "<!-- options: begin -->\n", "<!-- options: end -->"
+    return _between(GUIDE, "options", rows)
+
+
+def architecture() -> str:
+    """The architecture page, with the first line of each module."""
+    lines = ["```text"]
+    for package in PACKAGES:
+        for folder in sorted({path.parent for path in (ROOT / package).rglob("*.py")}):
+            lines.append(f"{folder.relative_to(ROOT)}/")
+            for path in sorted(folder.glob("*.py")):
+                about = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+                lines.append(f"    {path.name:24} {about.splitlines()[0] if about else ''}".rstrip())
+    return _between(ARCHITECTURE, "tree", [*lines, "```"])
+
+
+def _between(page: Path, name: str, lines: list[str]) -> str:
+    """`page` with `lines` between its two comments about `name`."""
+    start, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     pattern = re.escape(start) + ".*?" + re.escape(end)
-    return re.sub(pattern, lambda _: start + "\n".join(rows) + "\n" + end, text, flags=re.DOTALL)
+    text = page.read_text(encoding="utf-8")
+    return re.sub(pattern, lambda _: start + "\n".join(lines) + "\n" + end, text, flags=re.DOTALL)
 
 
 def help_page() -> str:
@@ -83,7 +103,7 @@ def help_page() -> str:
 
 def pages() -> dict[Path, str]:
     """Every generated file with its text."""
-    return {KEYWORDS: keywords(), GUIDE: guide(), HELP: help_page()}
+    return {KEYWORDS: keywords(), GUIDE: guide(), HELP: help_page(), ARCHITECTURE: architecture()}
 
 
 if __name__ == "__main__":

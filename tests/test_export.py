@@ -130,8 +130,8 @@ def test_what_cannot_be_exported_says_why_and_leaves_nothing(tmp_path: Path) -> 
     good = Checkpoint(small_model(), None)
     cuda = {"kv_cache": True, "target": "cuda"}
     cases = [
-        (good, "folder", {}, OutputError, "is a folder"),
-        (good, "file/m.onnx", {}, OutputError, "cannot write to"),
+        (good, "folder", {}, OutputError, "folder: it is a folder"),
+        (good, "file/m.onnx", {}, OutputError, "cannot write"),
         (good, "m.onnx", {"opset": 17}, OptionError, "opset 17"),
         (good, "m.onnx", {"outputs": ("states",)}, OptionError, "'states'"),
         (good, "m.onnx", {"atol": -1.0}, OptionError, "atol is -1"),

@@ -12,7 +12,7 @@ from tests import regenerate
 
 
 @pytest.mark.parametrize(
-    "path", [regenerate.KEYWORDS, regenerate.GUIDE, regenerate.HELP], ids=lambda p: p.name
+    "path", [regenerate.KEYWORDS, regenerate.GUIDE, regenerate.HELP, regenerate.ARCHITECTURE], ids=str
 )
 def test_generated_files_are_current(path: Path) -> None:
     assert path.read_text(encoding="utf-8") == regenerate.pages()[path], "run: python tests/regenerate.py"

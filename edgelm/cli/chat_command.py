@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgelm.cli.options import generation_options, generation_values, load_model, loading_options
-from edgelm.cli.output import new_file
+from edgelm_runtime.atomic_files import write_file
 from edgelm_runtime.errors import EdgelmError, OutputError
 
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def _obey(conversation: Conversation, line: str) -> None:
         path = Path(argument.strip())
         text = json.dumps(conversation.messages, indent=2, ensure_ascii=False)
         try:
-            with new_file(path) as file:
-                file.write(f"{text}\n".encode())
+            write_file(path, f"{text}\n")
         except OutputError as error:
             click.echo(f"edgelm: {error}", err=True)
     elif name == "/save":

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edgelm.cli.options import load_model, loading_options, read_text
-from edgelm.cli.output import new_file
+from edgelm_runtime.atomic_files import new_file
 from edgelm_runtime.errors import OptionError
 
 

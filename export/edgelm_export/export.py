@@ -14,7 +14,7 @@ from edgelm.model.decoder import TorchDecoder
 from edgelm_export.checks.golden import golden_prompts, golden_vectors
 from edgelm_export.checks.parity import ParityReport, compare, make_cases
 from edgelm_export.files.metadata import graph_facts, seal
-from edgelm_export.files.writer import new_file, scratch_folder, write_graph
+from edgelm_export.files.writer import write_graph
 from edgelm_export.quantization.quality import Quality, calibration, compare_answers
 from edgelm_export.quantization.search import check_cache_dtype, check_precision, quantize
 from edgelm_export.tracing.attention import FIRST_OPSET, FUSED_OPSET, LAST_OPSET
@@ -22,11 +22,12 @@ from edgelm_export.tracing.export_model import evaluating, trimmed
 from edgelm_export.tracing.model_entries import model_entries
 from edgelm_export.tracing.reference import torch_answer
 from edgelm_export.tracing.scatter_attention import STATIC_CACHE_OPSET
-from edgelm_export.tracing.trace import CACHED_OPERATORS, EXTRA_OUTPUTS, build_graph
+from edgelm_export.tracing.trace import CACHED_OPERATORS, build_graph
+from edgelm_runtime.atomic_files import new_files, scratch_folder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
-from edgelm_runtime.model_file.interface import CACHE_LENGTH
+from edgelm_runtime.model_file.interface import CACHE_LENGTH, EXTRA_OUTPUTS, GOLDEN, GRAPH, PARITY
 from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
 from edgelm_runtime.reports.verify import verify
 
@@ -85,7 +86,7 @@ def _export_fp32(
     config = model.config
     entries = model_entries(checkpoint, model)
     prompts = golden_prompts(checkpoint.tokenizer, config.context_length, config.vocab_size)
-    with new_file(path) as new:
+    with new_files(path) as new:
         report(f"tracing {config.num_layers} layers, opset {opset}")
         graph = build_graph(model, opset, outputs, kv_cache, target)
         sidecar = write_graph(graph, new)
@@ -97,10 +98,10 @@ def _export_fp32(
             )
         parity = compare(cases, functools.partial(_open, new), atol)
         report(str(parity))
-        entries["parity"] = parity.to_dict()
-        entries["golden"] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
+        entries[PARITY] = parity.to_dict()
+        entries[GOLDEN] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
         parameters = sum(weight.numel() for weight in model.parameters())
-        entries["graph"] = graph_facts(graph, "fp32", parameters, sidecar)
+        entries[GRAPH] = graph_facts(graph, "fp32", parameters, sidecar)
         seal(new, entries, sidecar)
         report(str(verify(new, "cpu")))
     return parity
@@ -122,11 +123,11 @@ def compare_with_checkpoint(
         raise VerificationError(
             f"{path} has another architecture than the checkpoint", "give its own checkpoint"
         )
-    if file.graph["dtype"] != "fp32":
+    if file.dtype != "fp32":
         return _compare_quality(path, file, session, model)
     kv_cache = CACHE_LENGTH in session.inputs
     session.close()
-    prompts = [prompt["ids"] for prompt in file.golden["prompts"]]
+    prompts = [prompt["ids"] for prompt in file.golden_prompts]
     with evaluating(checkpoint.model) as reference:
         cases = make_cases(torch_answer(reference, file.vocab_size), file, prompts, kv_cache)
     try:

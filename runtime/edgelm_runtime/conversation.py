@@ -83,7 +83,7 @@ class Conversation:
     def _hidden(self, piece: Piece) -> str:
         """The special token that a piece does not show: a template cuts answers at such (`[/THINK]`)."""
         special = self.lm.tokenizer.special_ids
-        if piece.token_id not in special or self.lm.info.generation.get("chat_template") is None:
+        if piece.token_id not in special or self.lm.info.chat_template is None:
             return ""
         return self.lm.tokenizer.decode((piece.token_id,))
 

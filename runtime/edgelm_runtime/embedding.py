@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edgelm_runtime.engine.graph_inputs import empty_cache, padded
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, OptionError
+from edgelm_runtime.model_file.interface import INPUT_IDS, LOGITS_AT
 from edgelm_runtime.validation import whole
 
 Layer = Literal["hidden", "embeddings"]
@@ -48,8 +49,8 @@ def _states(session: Session, rows: Sequence[NDArray[np.int64]], layer: Layer) -
     """States (T, width) of each row. Asking for the logits of no position leaves the head out."""
     ids = padded(rows)
     feeds = {
-        "input_ids": ids,
-        "logits_at": np.zeros((1, 0), np.int64),
+        INPUT_IDS: ids,
+        LOGITS_AT: np.zeros((1, 0), np.int64),
         **empty_cache(session.inputs, *ids.shape),
     }
     output = session.run((layer,), feeds)[0]

@@ -15,6 +15,17 @@ from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, OptionError
 from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.language_model import LanguageModel
+from edgelm_runtime.model_file.interface import (
+    ATTENTION_MASK,
+    CACHE_LENGTH,
+    CONTEXT_LENGTH,
+    END_IDS,
+    INPUT_IDS,
+    LOGITS,
+    PAST,
+    POSITION_IDS,
+    VOCAB_SIZE,
+)
 from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import whole
@@ -63,7 +74,7 @@ def choose_decoder(decode: Decode, session: Session, info: ModelFile, name: str)
     """The decoder that `decode` asks for. Raises OptionError where the file, called `name`, has no cache."""
     if decode not in get_args(Decode):
         raise OptionError(f"decode is {decode!r}", f"choose one of {', '.join(get_args(Decode))}")
-    has_cache = "cache_length" in session.inputs
+    has_cache = CACHE_LENGTH in session.inputs
     if decode == "cached" and not has_cache:
         raise OptionError(
             f"decode is 'cached', and {name} was exported without a cache", "export it with --kv-cache"
@@ -85,7 +96,7 @@ def _with_tokenizer(
     if tokenizer is None:
         return info
     size = _common_size(tokenizer, info.vocab_size, name)
-    return replace(info, tokenizer=tokenizer, config={**info.config, "vocab_size": size})
+    return replace(info, tokenizer=tokenizer, config={**info.config, VOCAB_SIZE: size})
 
 
 def _foreign(session: Session, name: str, tokenizer: Tokenizer | None, context_length: int) -> ModelFile:
@@ -93,24 +104,24 @@ def _foreign(session: Session, name: str, tokenizer: Tokenizer | None, context_l
 
     Raises ModelFileError where the graph is no language model.
     """
-    known = ("input_ids", "attention_mask", "position_ids")
-    if unknown := [i for i in session.inputs if i not in known and not i.startswith("past_key_values.")]:
+    known = (INPUT_IDS, ATTENTION_MASK, POSITION_IDS)
+    if unknown := [i for i in session.inputs if i not in known and not i.startswith(PAST)]:
         raise ModelFileError(
             f"{name} wants an input {unknown[0]!r}", f"edgelm feeds {', '.join(known)} and a past"
         )
-    logits = session.outputs.get("logits")
-    if "input_ids" not in session.inputs or logits is None or not isinstance(logits.shape[-1], int):
+    logits = session.outputs.get(LOGITS)
+    if INPUT_IDS not in session.inputs or logits is None or not isinstance(logits.shape[-1], int):
         raise ModelFileError(
             f"{name} is not a language model with input_ids and logits (batch, sequence, vocabulary)",
             "give a causal language model",
         )
     whole("context_length", context_length, 1)
     config = {
-        "context_length": context_length,
-        "vocab_size": _common_size(tokenizer, logits.shape[-1], name),
+        CONTEXT_LENGTH: context_length,
+        VOCAB_SIZE: _common_size(tokenizer, logits.shape[-1], name),
     }
     end = tokenizer.end_of_text if tokenizer is not None else None
-    return ModelFile(config, tokenizer, {"end_ids": [] if end is None else [end]})
+    return ModelFile(config, tokenizer, {END_IDS: [] if end is None else [end]})
 
 
 def _common_size(tokenizer: Tokenizer | None, size: int, name: str) -> int:

@@ -59,9 +59,10 @@ class Prompts:
         """
         if not isinstance(prompt, str):
             return check_prompt(prompt, self._info.vocab_size)
-        ids = [*self._added("bos"), *self.tokenizer.encode(prompt, allowed_special)]
+        ids = [*self._begin(), *self.tokenizer.encode(prompt, allowed_special)]
         if not ids:
-            start = self._info.generation.get("bos_id", self.tokenizer.end_of_text)
+            bos_id = self._info.bos_id
+            start = bos_id if bos_id is not None else self.tokenizer.end_of_text
             if start is None:
                 raise OptionError("the prompt is empty and this model has no begin token", "give some text")
             ids = [start]
@@ -79,35 +80,32 @@ class Prompts:
             if prefix:
                 raise OptionError("prefix is given, and token ids", "give texts, or leave the prefix out")
             return self.encode(text)[: self._info.context_length]
-        end = self._added("eos")
+        end = [] if self._info.final_id is None else [self._info.final_id]
         ids = self.encode(prefix + text)[: max(1, self._info.context_length - len(end))]
         return np.concatenate((ids, np.asarray(end, np.int64)))[: self._info.context_length]
 
     def chat(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """Token ids of a conversation. A template says itself where the begin token goes."""
-        template = self._info.generation.get("chat_template")
+        template = self._info.chat_template
         ids = encode_chat(messages, template, self.tokenizer, self._special_texts(), **options)
-        return ids if template is not None else [*self._added("bos"), *ids]
+        return ids if template is not None else [*self._begin(), *ids]
 
     def split_chat_options(self, options: ChatOptions) -> tuple[TemplateOptions, Options]:
         """The options of the prompt and those of generation."""
         prompt: Any = {name: value for name, value in options.items() if name in TEMPLATE_OPTIONS}
         rest: Any = {name: value for name, value in options.items() if name not in TEMPLATE_OPTIONS}
-        if self._info.generation.get("chat_template") is None:
+        if self._info.chat_template is None:
             # Such a model would go on to write the user's next turn.
             rest.setdefault("stop", [PLAIN_STOP])
         return prompt, rest
 
-    def _added(self, name: str) -> list[int]:
-        """The token that begins (bos) or ends (eos) every text of this model, where there is one."""
-        generation = self._info.generation
-        token_id = generation.get(f"{name}_id")
-        return [token_id] if generation.get(f"add_{name}") and token_id is not None else []
+    def _begin(self) -> list[int]:
+        return [] if self._info.begin_id is None else [self._info.begin_id]
 
     def _special_texts(self) -> dict[str, str]:
         """The variables of a chat template that hold special tokens."""
         by_id = {token_id: text for text, token_id in self.tokenizer.special.items()}
-        bos, ends = self._info.generation.get("bos_id"), self._info.end_ids
+        bos, ends = self._info.bos_id, self._info.end_ids
         return {
             "bos_token": by_id.get(bos, "") if bos is not None else "",
             "eos_token": by_id.get(ends[0], "") if ends else "",

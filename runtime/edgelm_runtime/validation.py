@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,27 +11,60 @@ import numpy as np
 from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import OptionError
 
+SHOWN = 100
+"""Characters of a value that a message shows."""
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, short, whatever the value is."""
+    try:
+        text = repr(value)
+    except Exception:  # numbers of thousands of digits, and whatever a class of the caller's does
+        text = f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def is_whole(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether `value` is a whole number from `low` to `high`; True and False are none."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and bool(low <= value <= high)
+
+
+def is_number(value: object, low: float = -math.inf, high: float = math.inf, open_low: bool = False) -> bool:
+    """Whether `value` is a finite number from `low`, itself included or not, to `high`; True and False are none."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return False
+    try:
+        plain = float(value)
+    except OverflowError:
+        return False
+    return math.isfinite(plain) and low <= plain <= high and not (open_low and plain == low)
+
 
 def whole(name: str, value: object, low: int, high: float = math.inf) -> None:
     """Raise OptionError unless `value` is a whole number from `low` to `high`."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not low <= value <= high:
+    if not is_whole(value, low, high):
         bound = f"from {low} to {high}" if high < math.inf else f"of at least {low}"
-        raise OptionError(f"{name} is {value!r}", f"give a whole number {bound}")
+        raise OptionError(f"{name} is {shown(value)}", f"give a whole number {bound}")
 
 
 def number(name: str, value: object, low: float, high: float, open_low: bool = False) -> None:
     """Raise OptionError unless `value` is a finite number from `low`, itself included or not, to `high`."""
-    if isinstance(value, (int, float, np.number)) and not isinstance(value, bool):
-        plain = float(value)
-        if math.isfinite(plain) and low <= plain <= high and not (open_low and plain == low):
-            return
+    if is_number(value, low, high, open_low):
+        return
     if low == -math.inf:
-        raise OptionError(f"{name} is {value!r}", "give a finite number")
+        raise OptionError(f"{name} is {shown(value)}", "give a finite number")
     if high == math.inf:
         bound = f"above {low}" if open_low else f"of at least {low}"
     else:
         bound = f"{'above' if open_low else 'from'} {low} up to {high}"
-    raise OptionError(f"{name} is {value!r}", f"give a number {bound}")
+    raise OptionError(f"{name} is {shown(value)}", f"give a finite number {bound}")
+
+
+def choice(name: str, value: object, choices: Sequence[str]) -> None:
+    """Raise OptionError unless `value` is one of `choices`."""
+    if not isinstance(value, str) or value not in choices:
+        raise OptionError(f"{name} is {shown(value)}", f"choose one of {', '.join(choices)}")
 
 
 def check_prompt(ids: Any, vocab_size: int) -> Ids:

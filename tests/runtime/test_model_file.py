@@ -47,18 +47,24 @@ def test_what_a_file_says_about_itself() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format": 2}, "format 2, and this edgelm reads format 1; update"),
+        ({"format": 2}, "has format 2, and this edgelm reads format 1; update"),
         ({"format": None}, "without edgelm's metadata"),
         ({"config": None}, "lacks the metadata entry edgelm.config"),
         ({"generation": None}, "lacks"),
         ({"config": "{"}, "damaged entry edgelm.config"),
         ({"config": []}, "damaged entry edgelm.config"),
-        ({"config": {}}, "damaged metadata"),
-        ({"config": {"vocab_size": 260, "context_length": "many"}}, "damaged metadata"),
-        ({"config": {"vocab_size": 260, "context_length": 0}}, "context is 0"),
+        ({"config": {}}, "edgelm.config: it has no context_length"),
+        (
+            {"config": {"vocab_size": 260, "context_length": "many"}},
+            "context_length is 'many' and not a whole",
+        ),
+        (
+            {"config": {"vocab_size": 260, "context_length": 0}},
+            "context_length is 0 and not a whole number of at least 1",
+        ),
         ({"config": {"vocab_size": 261, "context_length": 24}}, "vocabulary is 261, but its graph gives 260"),
-        ({"generation": {"end_ids": [260]}}, "end ids"),
-        ({"generation": {"end_ids": [-1]}}, "end ids"),
+        ({"generation": {"end_ids": [260]}}, "end id 260"),
+        ({"generation": {"end_ids": [-1]}}, "end_ids is"),
         ({"tokenizer": {"tokens": []}}, "model.onnx has a damaged tokenizer: not a saved"),
         (
             {"tokenizer": byte_tokenizer().to_dict() | {"special": {"x": 300}}},

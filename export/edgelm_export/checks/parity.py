@@ -17,10 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm.config import ModelConfig
-from edgelm_runtime.engine.graph_inputs import empty_cache, needs_room, padded, past_names
+from edgelm_runtime.engine.graph_inputs import empty_cache, needs_room, padded
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError
-from edgelm_runtime.model_file.interface import CACHE_LENGTH
+from edgelm_runtime.model_file.interface import (
+    CACHE_LENGTH,
+    INPUT_IDS,
+    LOGITS,
+    LOGITS_AT,
+    past_names,
+    present_name,
+)
 from edgelm_runtime.model_file.metadata import ModelFile
 
 Ids = NDArray[np.int64]
@@ -182,8 +189,8 @@ def consistency(path: Path, model: ModelFile, paired: bool) -> ParityReport:
     alone = Session(path, "cpu")
 
     def answer(row: Ids, at: Ids) -> Floats:
-        feeds = {"input_ids": row[None], "logits_at": at[None], **empty_cache(alone.inputs, 1, len(row))}
-        logits: Floats = alone.run(["logits"], feeds)[0][0]
+        feeds = {INPUT_IDS: row[None], LOGITS_AT: at[None], **empty_cache(alone.inputs, 1, len(row))}
+        logits: Floats = alone.run([LOGITS], feeds)[0][0]
         return logits
 
     cases = make_cases(answer, model, kv_cache=CACHE_LENGTH in alone.inputs, paired=paired)
@@ -200,8 +207,8 @@ def _whole(session: Session, case: Case) -> Floats:
     ids = padded(case.rows)
     # Every other case counts positions from the end, which the graph must understand as well.
     at = case.at - ids.shape[1] if ids.shape[1] % 2 else case.at
-    feeds = {"input_ids": ids, "logits_at": at, **empty_cache(session.inputs, *ids.shape)}
-    logits: Floats = session.run(["logits"], feeds)[0]
+    feeds = {INPUT_IDS: ids, LOGITS_AT: at, **empty_cache(session.inputs, *ids.shape)}
+    logits: Floats = session.run([LOGITS], feeds)[0]
     return logits
 
 
@@ -217,19 +224,19 @@ def _in_pieces(session: Session, case: Case) -> Floats:
     whole = needs_room(
         session.inputs
     )  # a buffer for the whole row goes in and out; otherwise what is valid of it
-    outputs = ["logits", *(name.replace("past_key_values", "present") for name in names)]
+    outputs = [LOGITS, *map(present_name, names)]
     found: list[Floats] = []
     start = 0
     for piece in case.pieces:
         at = np.arange(piece)[None]
-        feeds = {**past, "input_ids": row[None, start : start + piece], "logits_at": at}
+        feeds = {**past, INPUT_IDS: row[None, start : start + piece], LOGITS_AT: at}
         if case.paired and piece == 1 and start > 1:
             # The other row stops one token earlier: it is fed that token again.
             feeds = {
-                name: np.concatenate([value, value]) for name, value in feeds.items() if name != "logits_at"
+                name: np.concatenate([value, value]) for name, value in feeds.items() if name != LOGITS_AT
             }
             feeds[CACHE_LENGTH] = np.array([start, start - 1])
-            feeds["input_ids"] = row[[start, start - 1]][:, None]
+            feeds[INPUT_IDS] = row[[start, start - 1]][:, None]
         logits, *present = session.run(outputs, feeds)
         if len(logits) == 2:
             found[-1] = np.concatenate([found[-1][:, :-1], logits[1:]], axis=1)

@@ -1,4 +1,4 @@
-"""Writing a model file: one file, streamed, complete or not at all.
+"""Writing a model file: one file, streamed.
 
 Protobuf wants a message's length before its content and builds the whole in memory for that. Weights are
 all of the length here, and it is known beforehand, so the file is put together from three parts: what
@@ -11,10 +11,7 @@ tested is the graph that is shipped.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -23,7 +20,6 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from edgelm_runtime.errors import OutputError
 from edgelm_runtime.model_file.protobuf import GRAPH, INITIALIZER, RAW_DATA, TENSOR_DOC, delimited
 from edgelm_runtime.model_file.weight_mmap import ALIGNMENT, SMALLEST
 
@@ -52,44 +48,6 @@ class Placed:
             for key, value in entries.items():
                 proto.external_data.add(key=key, value=value)
         return proto
-
-
-@contextmanager
-def scratch_folder(path: Path) -> Iterator[Path]:
-    """An empty folder beside `path` that is gone when the block ends.
-
-    Raises OutputError where `path` is a folder or nothing can be written beside it.
-    """
-    if path.is_dir():
-        raise OutputError(f"{path} is a folder", "give a file name for the model")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
-    except OSError as error:
-        raise OutputError(
-            f"cannot write to {path.parent}: {error.strerror}", "choose another folder"
-        ) from error
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Path]:
-    """A path to write, in a folder of its own; what was written there takes its place when the block ends.
-
-    Nothing is left behind where the block ends with an error. Raises OutputError where `path` cannot be
-    written.
-    """
-    with scratch_folder(path) as folder:
-        try:
-            yield folder / path.name
-            # The sidecar first: the model file appears last, when all that it needs is there.
-            for file in sorted(folder.iterdir(), key=lambda file: file.name == path.name):
-                file.replace(path.parent / file.name)
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror or error}", "free some space") from error
 
 
 def write_graph(model: ir.Model, path: Path) -> Path | None:

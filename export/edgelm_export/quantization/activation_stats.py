@@ -14,10 +14,12 @@ import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
-from edgelm_export.files.writer import scratch_folder, write_graph
+from edgelm_export.files.writer import write_graph
 from edgelm_export.passes.builder import products
+from edgelm_runtime.atomic_files import scratch_folder
 from edgelm_runtime.engine.graph_inputs import empty_cache
 from edgelm_runtime.engine.session import Session
+from edgelm_runtime.model_file.interface import INPUT_IDS, LOGITS_AT
 
 Floats = NDArray[np.float32]
 Windows = Sequence[NDArray[np.int64]]
@@ -67,7 +69,7 @@ class FedText:
         session = Session(path, "cpu")
         try:
             for ids in self._windows:
-                feeds = {"input_ids": ids[None], "logits_at": np.arange(len(ids))[None]}
+                feeds = {INPUT_IDS: ids[None], LOGITS_AT: np.arange(len(ids))[None]}
                 yield session.run(values, {**feeds, **empty_cache(session.inputs, 1, len(ids))})
         finally:
             session.close()

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from edgelm_export.passes.builder import constant, refuse_standard_cache
 from edgelm_export.quantization.quality import Calibration
-from edgelm_runtime.engine.graph_inputs import empty_cache, past_names
+from edgelm_runtime.engine.graph_inputs import empty_cache
 from edgelm_runtime.engine.session import Session
+from edgelm_runtime.model_file.interface import INPUT_IDS, past_names, present_name
 
 LEVELS = 127
 ROOM = 1.5
@@ -33,10 +34,10 @@ Ranges = Mapping[str, NDArray[np.float32]]
 def cache_ranges(session: Session, text: Calibration, rotary_dim: int) -> Ranges:
     """What the float32 graph of `session`, with a cache, puts into it on `text`."""
     pasts = past_names(session.inputs)
-    presents = [name.replace("past_key_values", "present") for name in pasts]
+    presents = [present_name(name) for name in pasts]
     ranges: dict[str, NDArray[np.float32]] = {}
     for window in text.windows:
-        feeds = {"input_ids": window[None], **empty_cache(session.inputs, 1, len(window))}
+        feeds = {INPUT_IDS: window[None], **empty_cache(session.inputs, 1, len(window))}
         for name, states in zip(pasts, session.run(presents, feeds), strict=True):
             sizes = np.abs(states[0])
             if name.endswith(".key"):

@@ -120,7 +120,7 @@ def _ids(model: ModelFile, source: Path) -> Ids:
 
 def _cut(model: ModelFile, ids: Ids) -> list[Ids]:
     """`ids` in windows as long as a pass, of two ids at least."""
-    start = np.array([model.generation["bos_id"]] if model.generation.get("add_bos") else [], np.int64)
+    start = np.array([] if model.begin_id is None else [model.begin_id], np.int64)
     size = min(WINDOW, model.context_length)
     windows = [np.append(start, ids[at : at + size]) for at in range(0, len(ids), size)]
     return [window for window in windows if len(window) > 1]

@@ -34,7 +34,7 @@ class Source:
         session = Session(path, "cpu")
         try:
             self.file: ModelFile = read_model_file(session, str(path))
-            dtype = self.file.graph.get("dtype")
+            dtype = self.file.dtype
             if dtype != "fp32":
                 raise OptionError(f"{path} is {dtype} already", "quantise the fp32 file")
             self.entries = {

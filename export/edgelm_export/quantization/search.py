@@ -17,13 +17,15 @@ import onnx_ir as ir
 from edgelm_export.checks.golden import golden_vectors
 from edgelm_export.checks.parity import consistency
 from edgelm_export.files.metadata import graph_facts, seal
-from edgelm_export.files.writer import new_file, write_graph
+from edgelm_export.files.writer import write_graph
 from edgelm_export.passes.builder import products
 from edgelm_export.quantization.plan import Plan, kind_of
 from edgelm_export.quantization.quality import Quality, compare_answers
 from edgelm_export.quantization.reference import Source
+from edgelm_runtime.atomic_files import new_files
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError
+from edgelm_runtime.model_file.interface import DIGEST, GOLDEN, GRAPH, QUALITY
 from edgelm_runtime.reports.verify import verify
 
 Report = Callable[[str], None]
@@ -66,7 +68,7 @@ def quantize(
     in_blocks = dtype == "int4" or (
         dtype == "int8" and (kernel == "blocks" or (kernel == "auto" and source.cached))
     )
-    with new_file(output) as new:
+    with new_files(output) as new:
         plan, quality = _search(source, new, Plan(dtype, block_size if in_blocks else 0), allowed, report)
         about = quality.to_dict() | {"plan": str(plan), "allowed_pct": allowed}
         _finish(source, new, plan, about, report)
@@ -162,15 +164,17 @@ def _finish(source: Source, new: Path, plan: Plan, quality: dict[str, Any], repo
     """Check that rows are independent, and give the written graph its metadata."""
     entries: dict[str, Any] = dict(source.entries)
     sidecar = next((file for file in new.parent.iterdir() if file != new), None)
-    prompts = [{k: p[k] for k in ("text", "ids") if k in p} for p in entries["golden"]["prompts"]]
+    prompts: list[dict[str, Any]] = [
+        {k: p[k] for k in ("text", "ids") if k in p} for p in source.file.golden_prompts
+    ]
     graph = ir.load(new)
-    facts = graph_facts(graph, plan.dtype, entries["graph"]["parameters"], sidecar)
+    facts = graph_facts(graph, plan.dtype, source.file.graph["parameters"], sidecar)
     rows = consistency(new, source.file, paired=not facts["cache_spare"])
     report(f"rows of a batch do not depend on each other: {rows}")
     session = Session(new, "cpu")
-    entries["golden"] = golden_vectors(source.decoder(session), prompts, rows.atol)
+    entries[GOLDEN] = golden_vectors(source.decoder(session), prompts, rows.atol)
     session.close()
-    entries["graph"] = facts
-    entries["quality"] = quality
-    seal(new, {name: value for name, value in entries.items() if name != "digest"}, sidecar)
+    entries[GRAPH] = facts
+    entries[QUALITY] = quality
+    seal(new, {name: value for name, value in entries.items() if name != DIGEST}, sidecar)
     report(str(verify(new, "cpu")))

@@ -22,16 +22,6 @@ from edgelm.model.transformer import rotate_by_table
 from edgelm_export.tracing.attention import as_heads, as_rows
 
 
-def past_names(num_layers: int) -> list[str]:
-    """Names of the cache inputs in order: `past_key_values.0.key`, `past_key_values.0.value`, ..."""
-    return [f"past_key_values.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
-
-
-def present_names(num_layers: int) -> list[str]:
-    """Names of the cache outputs, in the order of `past_names`."""
-    return [f"present.{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
-
-
 class CachedOperators:
     """`attend` and `rotate_by` for one trace over new tokens (B, S) behind a cache.
 

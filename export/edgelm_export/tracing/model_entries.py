@@ -13,7 +13,15 @@ from edgelm import __version__
 from edgelm.checkpoint import Checkpoint
 from edgelm.model import Transformer
 from edgelm_runtime.errors import ExportError
-from edgelm_runtime.model_file.interface import FORMAT
+from edgelm_runtime.model_file.interface import (
+    CONFIG,
+    END_IDS,
+    FORMAT,
+    FORMAT_ENTRY,
+    GENERATION,
+    ORIGIN,
+    TOKENIZER,
+)
 
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
@@ -25,10 +33,10 @@ def model_entries(checkpoint: Checkpoint, model: Transformer) -> dict[str, Any]:
     """
     tokenizer = checkpoint.tokenizer
     generation = dict(checkpoint.generation)
-    if "end_ids" not in generation:
+    if END_IDS not in generation:
         end = tokenizer.end_of_text if tokenizer is not None else None
-        generation["end_ids"] = [] if end is None else [end]
-    if outside := [i for i in generation["end_ids"] if not 0 <= i < model.config.vocab_size]:
+        generation[END_IDS] = [] if end is None else [end]
+    if outside := [i for i in generation[END_IDS] if not 0 <= i < model.config.vocab_size]:
         raise ExportError(
             f"the end-of-text id {outside[0]} is outside the vocabulary of {model.config.vocab_size}",
             "correct end_ids in the checkpoint's config.json",
@@ -38,11 +46,11 @@ def model_entries(checkpoint: Checkpoint, model: Transformer) -> dict[str, Any]:
         # A name says where a model came from; the folders above it are nobody's business.
         origin["path"] = Path(origin["path"]).name
     return {
-        "format": FORMAT,
-        "config": model.config.to_dict(),
-        "tokenizer": tokenizer.to_dict() if tokenizer is not None else None,
-        "generation": generation,
-        "origin": origin,
+        FORMAT_ENTRY: FORMAT,
+        CONFIG: model.config.to_dict(),
+        TOKENIZER: tokenizer.to_dict() if tokenizer is not None else None,
+        GENERATION: generation,
+        ORIGIN: origin,
     }
 
 

@@ -15,7 +15,7 @@ import torch
 from edgelm.config import ModelConfig
 from edgelm.model import AttentionSpec
 from edgelm_export.tracing.attention import one_node, rotary_node, spelled_out
-from edgelm_runtime.engine.graph_inputs import CAPACITY
+from edgelm_runtime.model_file.interface import CAPACITY
 
 STATIC_CACHE_OPSET = 24
 

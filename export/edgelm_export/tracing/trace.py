@@ -28,13 +28,18 @@ from edgelm_export.passes.cleanup import finish
 from edgelm_export.passes.fuse import FuseSumAndNorm, PackQueryKeyValue
 from edgelm_export.passes.select_rows import SelectRowsEarly
 from edgelm_export.tracing.attention import FUSED_OPSET, FusedOperators, Operators, PlainOperators
-from edgelm_export.tracing.gqa_attention import CachedOperators, past_names, present_names
+from edgelm_export.tracing.gqa_attention import CachedOperators
 from edgelm_export.tracing.scatter_attention import StandardCachedOperators
-from edgelm_runtime.model_file.interface import CACHE_LENGTH
-
-INPUT_IDS, LOGITS_AT, LOGITS = "input_ids", "logits_at", "logits"
-EXTRA_OUTPUTS = ("embeddings", "hidden")
-
+from edgelm_runtime.model_file.interface import (
+    CACHE_LENGTH,
+    EMBEDDINGS,
+    HIDDEN,
+    INPUT_IDS,
+    LOGITS,
+    LOGITS_AT,
+    layer_past_names,
+    present_name,
+)
 
 CACHED_OPERATORS: dict[str, type[CachedOperators] | type[StandardCachedOperators]] = {
     "cpu": CachedOperators,
@@ -79,7 +84,7 @@ class GraphModule(nn.Module):
         rows = take_rows(hidden, logits_at, input_ids)  # (B, n, width)
         # Two axes, so that the head becomes one Gemm that reads the tied matrix in place.
         logits = model.logits(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
-        extra = {"embeddings": embeddings, "hidden": hidden}
+        extra = {EMBEDDINGS: embeddings, HIDDEN: hidden}
         return (logits, *(extra[name] for name in self.outputs))
 
 
@@ -125,8 +130,9 @@ def build_graph(
             [torch.zeros(shape) for _ in range(2 * config.num_layers)],
         ]
         axes += [{0: free}, [{0: free, 2: free}] * (2 * config.num_layers)]
-        inputs += [CACHE_LENGTH, *past_names(config.num_layers)]
-        results += present_names(config.num_layers)
+        pasts = layer_past_names(config.num_layers)
+        inputs += [CACHE_LENGTH, *pasts]
+        results += map(present_name, pasts)
     graph = _trace(
         module, tuple(example), opset, input_names=inputs, output_names=results, dynamic_shapes=tuple(axes)
     )

@@ -9,11 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.arrays import Ids
-from edgelm_runtime.model_file.interface import TensorInfo
-
-CAPACITY = "capacity"
-"""Name of the cache's axis in graphs that write new tokens into it, and so want room for them, also without a past."""
-
+from edgelm_runtime.model_file.interface import CACHE_LENGTH, CAPACITY, TensorInfo, past_names
 
 PAST_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 
@@ -25,17 +21,12 @@ def empty_cache(inputs: Mapping[str, TensorInfo], batch: int, length: int) -> di
     """
     room = length if needs_room(inputs) else 0
     feeds = {name: past_states(inputs[name], batch, room) for name in past_names(inputs)}
-    return {**feeds, "cache_length": np.zeros(batch, np.int64)} if "cache_length" in inputs else feeds
+    return {**feeds, CACHE_LENGTH: np.zeros(batch, np.int64)} if CACHE_LENGTH in inputs else feeds
 
 
 def needs_room(inputs: Mapping[str, TensorInfo]) -> bool:
     """Whether a graph with these inputs writes into its cache by standard operators (CAPACITY)."""
-    return "cache_length" in inputs and any(CAPACITY in inputs[name].shape for name in past_names(inputs))
-
-
-def past_names(inputs: Mapping[str, TensorInfo]) -> list[str]:
-    """The inputs that are a past."""
-    return [name for name in inputs if name.startswith("past_key_values.")]
+    return CACHE_LENGTH in inputs and any(CAPACITY in inputs[name].shape for name in past_names(inputs))
 
 
 def past_states(info: TensorInfo, batch: int, length: int) -> NDArray[Any]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgelm_runtime.arrays import Ids
 from edgelm_runtime.engine.kv_buffers import Buffer, Place, place
 from edgelm_runtime.engine.session import Session
+from edgelm_runtime.model_file.interface import CACHE_LENGTH, INPUT_IDS, LOGITS, LOGITS_AT, present_name
 
 
 class BoundRun:
@@ -30,24 +31,24 @@ class BoundRun:
         self._ids = np.zeros((rows, 0), np.int64)
         self._lengths = np.zeros(rows, np.int64)
         self._at = np.zeros((1, 0), np.int64)
-        vocab_size: Any = session.outputs["logits"].shape[-1]
+        vocab_size: Any = session.outputs[LOGITS].shape[-1]
         self._logits = np.zeros((rows, 0, vocab_size), np.float32)
-        self._inputs: dict[str, Place] = {"cache_length": place(self._lengths)}
+        self._inputs: dict[str, Place] = {CACHE_LENGTH: place(self._lengths)}
         for name, buffer in past.items():
             self._inputs[name] = buffer.place(first, last)
-            self._binding.bind_output(name.replace("past_key_values.", "present."), *self._inputs[name])
+            self._binding.bind_output(present_name(name), *self._inputs[name])
         self._new = set(self._inputs)
 
     def __call__(self, ids: Ids, lengths: Sequence[int], count: int) -> NDArray[np.float32]:
         """Append ids (B, S) to slots that hold `lengths` tokens; logits (B, count, vocab) at the last positions."""
         if ids.shape != self._ids.shape:
             self._ids = np.zeros_like(ids)
-            self._set("input_ids", self._ids)
+            self._set(INPUT_IDS, self._ids)
         if count != self._at.shape[1]:
             self._at = np.arange(-count, 0, dtype=np.int64)[None]
-            self._set("logits_at", self._at)
+            self._set(LOGITS_AT, self._at)
             self._logits = np.zeros((len(ids), count, self._logits.shape[-1]), np.float32)
-            self._binding.bind_output("logits", *place(self._logits))
+            self._binding.bind_output(LOGITS, *place(self._logits))
         self._ids[:] = ids
         self._lengths[:] = lengths
         self._bind_inputs()

@@ -12,16 +12,17 @@ a step is computed like a longer chunk; their rows all run one at a time, and th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 
 from edgelm_runtime.arrays import Ids, Logits
-from edgelm_runtime.engine.graph_inputs import past_names, past_states
+from edgelm_runtime.engine.graph_inputs import past_states
 from edgelm_runtime.engine.io_binding import BoundRun
 from edgelm_runtime.engine.kv_buffers import Buffer, cache_device, make_buffer
 from edgelm_runtime.engine.session import Session
+from edgelm_runtime.model_file.interface import past_names
+from edgelm_runtime.model_file.metadata import cache_spare
 
 SMALLEST_CAPACITY = 256
 """Tokens. Buffers grow by doubling, so a short text costs little memory and a long one few copies."""
@@ -36,8 +37,7 @@ class Cache:
         self._device = cache_device(session)
         self._past: dict[str, Buffer] = {}
         self._slots = self._capacity = 0  # the size of each buffer
-        facts = json.loads(session.metadata.get("edgelm.graph", "{}"))
-        self._spare = int(facts.get("cache_spare", 0))
+        self._spare = cache_spare(session)
         self._ids: list[Ids] = []
         self._raw = session.raw
         self._runs: dict[tuple[int, int], BoundRun] = {}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.engine.graph_inputs import empty_cache, last_positions, padded
 from edgelm_runtime.engine.session import Session
+from edgelm_runtime.model_file.interface import ATTENTION_MASK, INPUT_IDS, LOGITS, LOGITS_AT, POSITION_IDS
 
 
 class RecomputeDecoder:
@@ -33,11 +34,11 @@ class RecomputeDecoder:
     def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
         ids = padded(rows)
         feeds: dict[str, NDArray[Any]] = {
-            "input_ids": ids,
-            "logits_at": last_positions(rows, counts),
+            INPUT_IDS: ids,
+            LOGITS_AT: last_positions(rows, counts),
             **empty_cache(self._inputs, *ids.shape),
         }
-        logits = self._session.run(("logits",), feeds)[0]
+        logits = self._session.run((LOGITS,), feeds)[0]
         ends = zip(logits, counts, strict=True)
         return [row[len(row) - count :, : self.vocab_size] for row, count in ends]
 
@@ -60,13 +61,13 @@ class ForeignDecoder:
     def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
         ids = padded(rows)
         lengths = np.array([len(row) for row in rows])
-        feeds: dict[str, NDArray[Any]] = {"input_ids": ids}
-        if "attention_mask" in self._inputs:
-            feeds["attention_mask"] = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
-        if "position_ids" in self._inputs:
-            feeds["position_ids"] = np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
+        feeds: dict[str, NDArray[Any]] = {INPUT_IDS: ids}
+        if ATTENTION_MASK in self._inputs:
+            feeds[ATTENTION_MASK] = (np.arange(ids.shape[1]) < lengths[:, None]).astype(np.int64)
+        if POSITION_IDS in self._inputs:
+            feeds[POSITION_IDS] = np.broadcast_to(np.arange(ids.shape[1]), ids.shape).copy()
         feeds |= empty_cache(self._inputs, *ids.shape)
-        logits = self._session.run(("logits",), feeds)[0]
+        logits = self._session.run((LOGITS,), feeds)[0]
         ends = zip(logits, lengths, counts, strict=True)
         return [row[length - count : length, : self.vocab_size] for row, length, count in ends]
 

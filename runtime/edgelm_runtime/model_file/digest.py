@@ -9,14 +9,15 @@ message is walked (https://protobuf.dev/programming-guides/encoding/, field numb
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from edgelm_runtime.errors import ModelFileError
+from edgelm_runtime.model_file.interface import DIGEST, PREFIX
 from edgelm_runtime.model_file.protobuf import METADATA, Data, mapped_file, walk
 
-DIGEST_KEY = "edgelm.digest"
-PREFIX = "edgelm."
-GRAPH, SIDECAR = "graph", "sidecar"
+DIGEST_KEY = PREFIX + DIGEST
+GRAPH_PART, SIDECAR_PART = "graph", "sidecar"
 
 
 def file_digest(path: Path, sidecar: str | None = None) -> dict[str, str]:
@@ -30,7 +31,7 @@ def file_digest(path: Path, sidecar: str | None = None) -> dict[str, str]:
             parts = _parts(data)
         if sidecar is not None:
             with mapped_file(path.parent / Path(sidecar).name) as data:
-                parts[SIDECAR] = hashlib.sha256(data).hexdigest()
+                parts[SIDECAR_PART] = hashlib.sha256(data).hexdigest()
     except OSError as error:
         raise ModelFileError(
             f"cannot read {error.filename or path}: {error.strerror}", "check the path"
@@ -38,6 +39,18 @@ def file_digest(path: Path, sidecar: str | None = None) -> dict[str, str]:
     except ValueError as error:
         raise ModelFileError(f"{path} {error}", "copy or export it again") from error
     return parts
+
+
+def changed_entries(metadata: Mapping[str, str], digest: Mapping[str, str]) -> list[str]:
+    """The metadata entries, by their names without prefix, that are not what `digest` says."""
+    expected = {key: value for key, value in digest.items() if key.startswith(PREFIX)}
+    found = {
+        key: hashlib.sha256(value.encode()).hexdigest()
+        for key, value in metadata.items()
+        if key.startswith(PREFIX) and key != DIGEST_KEY
+    }
+    different = sorted(key for key in expected.keys() | found.keys() if expected.get(key) != found.get(key))
+    return [key.removeprefix(PREFIX) for key in different]
 
 
 def _parts(data: Data) -> dict[str, str]:
@@ -52,7 +65,7 @@ def _parts(data: Data) -> dict[str, str]:
             key, value = _entry(data[field.content : field.end])
             if key.startswith(PREFIX) and key != DIGEST_KEY:
                 parts[key] = hashlib.sha256(value).hexdigest()
-    return parts | {GRAPH: graph.hexdigest()}
+    return parts | {GRAPH_PART: graph.hexdigest()}
 
 
 def _entry(content: bytes) -> tuple[str, bytes]:

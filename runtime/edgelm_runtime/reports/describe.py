@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelm_runtime.engine.session import Session
-from edgelm_runtime.model_file.interface import TensorInfo
+from edgelm_runtime.model_file.interface import CONTEXT_LENGTH, FORMAT, VOCAB_SIZE, TensorInfo
 from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
 
 
@@ -37,11 +37,11 @@ def _about_model(path: Path, model: ModelFile) -> dict[str, Any]:
     sidecar = model.graph.get("sidecar")
     tokenizer = model.tokenizer
     return {
-        "format": 1,
+        "format": FORMAT,
         "sidecar": sidecar,
         "sidecar_bytes": (path.parent / Path(sidecar).name).stat().st_size if sidecar else 0,
-        "context_length": model.context_length,
-        "vocab_size": model.vocab_size,
+        CONTEXT_LENGTH: model.context_length,
+        VOCAB_SIZE: model.vocab_size,
         "architecture": dict(model.config),
         "tokenizer": None
         if tokenizer is None
@@ -50,7 +50,7 @@ def _about_model(path: Path, model: ModelFile) -> dict[str, Any]:
         "graph": dict(model.graph),
         "parity": dict(model.parity),
         "quality": dict(model.quality),
-        "golden_prompts": len(model.golden.get("prompts", ())),
+        "golden_prompts": len(model.golden_prompts),
         "origin": dict(model.origin),
         "digest": model.digest.get("graph"),
     }

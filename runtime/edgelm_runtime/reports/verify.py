@@ -19,7 +19,7 @@ from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import VerificationError
 from edgelm_runtime.generation.logprobs import logsumexp
-from edgelm_runtime.model_file.digest import GRAPH, SIDECAR, file_digest
+from edgelm_runtime.model_file.digest import GRAPH_PART, SIDECAR_PART, file_digest
 from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
 
 DO_NOT_USE = "get the original file again, or export it again"
@@ -58,7 +58,7 @@ def verify(path: str | Path, provider: str = "auto", threads: int | None = None)
                 f"{path} is not a file of edgelm and carries nothing to verify",
                 "export the model with edgelm",
             )
-        model = read_model_file(session, str(path))
+        model = read_model_file(session, str(path), check_digest=False)
         _check_digest(path, model)
         _check_tokenizer(path, model)
         return _replay(path, model, session)
@@ -72,14 +72,14 @@ def _check_digest(path: Path, model: ModelFile) -> None:
         raise VerificationError(f"{path} carries no digest", "export it again")
     for part in sorted(found.keys() | model.digest.keys()):
         if found.get(part) != model.digest.get(part):
-            names = {GRAPH: "graph or its weights", SIDECAR: "weights in the sidecar"}
+            names = {GRAPH_PART: "graph or its weights", SIDECAR_PART: "weights in the sidecar"}
             raise VerificationError(
                 f"{path} was changed after its export: the {names.get(part, part)}", DO_NOT_USE
             )
 
 
 def _check_tokenizer(path: Path, model: ModelFile) -> None:
-    for prompt in model.golden.get("prompts", ()):
+    for prompt in model.golden_prompts:
         text = prompt.get("text")
         if text is not None and (model.tokenizer is None or model.tokenizer.encode(text) != prompt["ids"]):
             raise VerificationError(
@@ -88,7 +88,7 @@ def _check_tokenizer(path: Path, model: ModelFile) -> None:
 
 
 def _replay(path: Path, model: ModelFile, session: Session) -> VerifyReport:
-    prompts = model.golden.get("prompts", ())
+    prompts = model.golden_prompts
     if not prompts:
         raise VerificationError(f"{path} carries no golden vectors", "export it again")
     decoder = RecomputeDecoder(session, model.context_length, model.vocab_size)
