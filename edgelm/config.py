@@ -121,12 +121,7 @@ class ModelConfig:
     init: Init = "gpt2"
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "context_length", "width", "num_layers", "num_heads"):
-            _whole(name, getattr(self, name), least=1)
-        for name in ("num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window"):
-            _whole(name, getattr(self, name), least=0)
-        if self.context_length > LONGEST_CONTEXT:
-            raise ConfigError(f"context_length is {self.context_length}", f"give at most {LONGEST_CONTEXT}")
+        self._check_kinds()
         _one_of("norm", self.norm, get_args(Norm))
         _one_of("activation", self.activation, get_args(Activation))
         _one_of("position", self.position, get_args(Position))
@@ -148,10 +143,25 @@ class ModelConfig:
                 f"rope_scaling has {len(divisors)} divisors for {self.rotary_dim // 2} feature pairs",
                 "give one divisor per pair",
             )
-        if not 0 <= self.dropout < 1:
+        if not self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}", "give a number from 0 up to, not including, 1")
-        if not self.norm_eps > 0:
-            raise ConfigError(f"norm_eps is {self.norm_eps}", "give a number above 0")
+
+    def _check_kinds(self) -> None:
+        """Each field by itself. The bounds are far above any model: they stop a damaged figure."""
+        for name in ("vocab_size", "context_length", "width", "num_layers", "num_heads"):
+            _whole(name, getattr(self, name), least=1)
+        for name in ("num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window"):
+            _whole(name, getattr(self, name), least=0)
+        for name, most in (("context_length", LONGEST_CONTEXT), ("num_layers", 1 << 12), ("width", 1 << 17)):
+            if getattr(self, name) > most:
+                raise ConfigError(f"{name} is {getattr(self, name)}", f"give at most {most}")
+        for name in ("norm_eps", "rope_theta", "embedding_scale"):
+            _number(name, getattr(self, name), "above 0")
+        for name in ("local_rope_theta", "attention_scale", "attention_softcap", "logit_softcap", "dropout"):
+            _number(name, getattr(self, name), "of at least 0")
+        for item in fields(self):
+            if isinstance(item.default, bool) and not isinstance(getattr(self, item.name), bool):
+                raise ConfigError(f"{item.name} is {getattr(self, item.name)!r}", "give true or false")
 
     def _fill_in(self) -> None:
         def put(name: str, value: object) -> None:
@@ -203,6 +213,12 @@ class ModelConfig:
 def _whole(name: str, value: object, least: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} is {value!r}", f"give a whole number of at least {least}")
+
+
+def _number(name: str, value: object, bound: str) -> None:
+    plain = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+    if not plain or value < 0 or (value == 0 and bound == "above 0"):  # type: ignore[operator]
+        raise ConfigError(f"{name} is {value!r}", f"give a number {bound}")
 
 
 def _one_of(name: str, value: object, choices: tuple[str, ...]) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
 import random
+import re
 import sys
 from collections import Counter
 from itertools import pairwise
@@ -14,14 +16,16 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgelm.training import shards
-from edgelm.training.batches import Windows, permuted
-from edgelm.training.documents import STDLIB, cut, find_files, read_piece, save_standard_input
-from edgelm.training.shards import TokenData, TokenStream
-from edgelm_runtime.errors import DataError
+from edgelm.data import shards
+from edgelm.data.batches import Windows, permuted
+from edgelm.data.documents import Reading, cut, read_piece, taken_as_text
+from edgelm.data.files import STDLIB, find_files, refuse_overlap, save_standard_input
+from edgelm.data.shards import TokenData, TokenStream
+from edgelm_runtime.errors import DataError, OutputError
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import byte_tokenizer
 
@@ -94,7 +98,9 @@ def test_pieces_of_a_file_are_its_text(
     tmp_path_factory: pytest.TempPathFactory, text: str, size: int
 ) -> None:
     path = write(tmp_path_factory.mktemp("pieces"), a_txt=text) / "a.txt"
-    passages = [passage for piece in cut([path], size) for passage in read_piece(piece, "text")]
+    passages = [
+        passage for piece in cut([path], piece_bytes=size) for passage in read_piece(piece, Reading())
+    ]
     assert "".join(passage.text for passage in passages) == text
     assert [passage.ends_document for passage in passages] == [False] * (len(passages) - 1) + [True]
     assert len({passage.key for passage in passages}) == 1
@@ -102,7 +108,7 @@ def test_pieces_of_a_file_are_its_text(
 
 def test_large_files_are_cut_at_line_ends(tmp_path: Path) -> None:
     path = write(tmp_path, a_txt="0123456789\n" * 100) / "a.txt"
-    pieces = list(cut([path], 100))
+    pieces = list(cut([path], piece_bytes=100))
     assert len(pieces) == 10
     assert all(piece.stop % 11 == 0 for piece in pieces)
 
@@ -111,16 +117,145 @@ def test_json_lines_are_documents(tmp_path: Path) -> None:
     texts = ["one\ntwo", "", "é" * 200, "\ud800 lone"]
     lines = "\n\n".join(json.dumps({"id": 1, "body": text}) for text in texts)
     path = write(tmp_path, a_jsonl=lines) / "a.jsonl"
-    passages = [passage for piece in cut([path], 30) for passage in read_piece(piece, "body")]
+    passages = [
+        passage for piece in cut([path], piece_bytes=30) for passage in read_piece(piece, Reading("body"))
+    ]
     assert [passage.text for passage in passages] == [*texts[:3], "? lone"]
     assert all(passage.ends_document for passage in passages)
 
 
-@pytest.mark.parametrize("line", ['{"text": 3}', '{"body": "x"}', "[1]", '"text"', "{", "3"])
-def test_a_json_line_without_text_is_named(tmp_path: Path, line: str) -> None:
-    path = write(tmp_path, a_jsonl='{"text": "good"}\n' + line) / "a.jsonl"
-    with pytest.raises(DataError, match=r"a\.jsonl, line 2, has no text in 'text'"):
-        list(read_piece(next(cut([path])), "text"))
+BAD_LINES = {
+    '{"text": 3}': "line 3, has no text in 'text' but 3",
+    '{"text": null}': "line 3, has no text in 'text' but null",
+    '{"body": "x"}': "line 3, has no text in 'text', only body",
+    "null": "line 3, is null and has no text in 'text'",
+    "[1]": r"line 3, is \[1\] and has no text",
+    '"text"': 'line 3, is "text" and has no text',
+    '{"text": "cut of': "line 3, is no JSON: Unterminated string",
+    "[" * 100_000: "line 3, is nested too deeply",
+    "1" * 5000: "line 3, is no JSON: Exceeds the limit",
+}
+
+
+@pytest.mark.parametrize("line", BAD_LINES, ids=range(len(BAD_LINES)))
+@pytest.mark.parametrize("piece_bytes", [20, 1 << 20])
+def test_a_bad_json_line_is_named_or_left_out(tmp_path: Path, line: str, piece_bytes: int) -> None:
+    path = write(tmp_path, a_jsonl='{"text": "good"}\n\n' + line + '\n{"text": "too"}') / "a.jsonl"
+
+    def texts(reading: Reading) -> list[str]:
+        pieces = cut([path], reading, piece_bytes)
+        return [passage.text for piece in pieces for passage in read_piece(piece, reading)]
+
+    with pytest.raises(DataError, match=BAD_LINES[line]):
+        texts(Reading())
+    lenient = Reading(most_bad=1)
+    assert texts(lenient) == ["good", "too"]
+    assert re.search(BAD_LINES[line], lenient.bad[0])
+
+
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.JSONL", "a.ndjson", "a.jsonlines", "a.jsonl.gz", "a.ndjson.zst"]
+)
+@pytest.mark.parametrize("lines", ['{"text": "é"}\n{"text": "b"}', '[\n{"text": "é"},\r\n{"text": "b"}\n]\n'])
+def test_json_lines_have_many_names_and_forms(tmp_path: Path, name: str, lines: str) -> None:
+    path = tmp_path / name
+    for content in (lines.encode(), b"\xef\xbb\xbf" + lines.encode()):
+        path.write_bytes(compressed(content, path.suffix))
+        passages = [passage for piece in cut([path]) for passage in read_piece(piece, Reading())]
+        assert [passage.text for passage in passages] == ["é", "b"]
+
+
+def compressed(content: bytes, suffix: str) -> bytes:
+    if suffix == ".gz":
+        return gzip.compress(content)
+    if suffix == ".zst":
+        return bytes(pytest.importorskip("zstandard").compress(content))
+    return content
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_text_is_read_in_any_encoding_and_compression(tmp_path: Path, encoding: str, suffix: str) -> None:
+    text = "one é\r\ntwo\n" * 3
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(compressed(text.encode(encoding), suffix))
+    reading = Reading(encoding="utf-8" if encoding == "utf-8-sig" else encoding)
+    passages = [passage for piece in cut([path], reading) for passage in read_piece(piece, reading)]
+    assert "".join(passage.text for passage in passages) == text.replace("\r\n", "\n")
+    assert [passage.ends_document for passage in passages] == [True]
+    assert not reading.skipped
+
+
+def test_a_long_compressed_text_is_one_document_in_parts(tmp_path: Path) -> None:
+    text = "".join(f"line {number}\n" for number in range(200_000))
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(text.encode(), 1))
+    passages = [p for piece in cut([tmp_path / "a.txt.gz"]) for p in read_piece(piece, Reading())]
+    assert "".join(passage.text for passage in passages) == text
+    assert [p.begins_document for p in passages] == [True] + [False] * (len(passages) - 1)
+    assert [p.ends_document for p in passages] == [False] * (len(passages) - 1) + [True]
+    assert all(passage.text.endswith("\n") for passage in passages) and len(passages) > 2
+
+
+def test_half_a_compressed_file_is_an_error(tmp_path: Path) -> None:
+    for name in ("a.jsonl.gz", "a.txt.gz", "a.txt.zst"):
+        path = tmp_path / name
+        whole = compressed(os.urandom(5000).hex().encode(), path.suffix)
+        path.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(DataError, match=r"cut off|is no JSON"):
+            list(read_piece(next(cut([path])), Reading()))
+
+
+def test_a_parquet_file_has_a_document_per_row(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(arrow.table({"text": ["one", None, "two"]}), tmp_path / "a.parquet")
+    reading = Reading(most_bad=1)
+    passages = list(read_piece(next(cut([tmp_path / "a.parquet"])), reading))
+    assert [passage.text for passage in passages] == ["one", "two"]
+    assert "row 2" in reading.bad[0]
+
+
+def test_one_bad_byte_is_placed_or_replaced(tmp_path: Path) -> None:
+    path = write(tmp_path, a_txt=b"good\n" * 20 + b"b\xe9d\n") / "a.txt"
+    strict, lenient = Reading(), Reading(replace=True)
+    for piece_bytes in (50, 1 << 20):
+        pieces = list(cut([path], strict, piece_bytes))
+        kept = "".join(p.text for piece in pieces for p in read_piece(piece, strict))
+        assert kept == ("" if len(pieces) == 1 else "good\n" * 11)
+        assert "byte 0xe9 at 101 is not utf-8" in strict.skipped.pop()
+        assert "b\ufffdd" in "".join(p.text for piece in pieces for p in read_piece(piece, lenient))
+    with pytest.raises(DataError, match="no encoding 'klingon'"):
+        Reading(encoding="klingon")
+
+
+def test_json_lines_under_another_name_are_noticed(tmp_path: Path) -> None:
+    lines = '{"text": "a"}\n' * 5
+    folder = write(tmp_path, a_txt=lines, b_txt="plain\n" * 5, c_jsonl=lines, d_txt='{"one": "object"}\n')
+    assert taken_as_text(sorted(folder.iterdir())) == [folder / "a.txt"]
+
+
+def test_documents_begin_and_end_with_the_models_tokens(tmp_path: Path) -> None:
+    write(tmp_path / "in", a_jsonl="".join(json.dumps({"text": f"t{n}" * 9}) + "\n" for n in range(40)))
+    paths, tokenizer = find_files([str(tmp_path / "in")]), byte_tokenizer()
+    shards.build(
+        tmp_path / "out", list(cut(paths)), shards.content_digests(paths), tokenizer, shards.Frame(7, 256),
+        Reading(), 0.1, 1, lambda done, total: None,
+    )  # fmt: skip
+    train = shards.load(tmp_path / "out", 8, 0.1).train
+    ids = train.read(0, len(train))
+    assert ids[0] == 7 and (ids[1:][ids[:-1] == 256] == 7).all()
+    assert (ids == 7).sum() == (ids == 256).sum() > 10
+
+
+def test_an_output_in_the_data_or_data_in_the_output_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, texts__a_txt="a", run__b_txt="b")
+    texts = str(tmp_path / "texts")
+    for data, out in ((texts, "texts/run"), (texts, "texts"), (f"{texts}/a.txt", "texts"), (texts, ".")):
+        with pytest.raises(OutputError, match=re.escape(str(tmp_path / "texts"))):
+            refuse_overlap([data], tmp_path / out)
+    refuse_overlap([texts], tmp_path / "run")
+    refuse_overlap([f"{texts}/a.txt"], tmp_path / "texts" / "run")
+    refuse_overlap([str(tmp_path)], tmp_path / "run" / "one", exclude=["run"])
 
 
 def encoded(
@@ -128,11 +263,11 @@ def encoded(
 ) -> TokenData:
     tokenizer = tokenizer or byte_tokenizer()
     paths = find_files([str(files)])
-    mark = shards.fingerprint(paths, "text", tokenizer, holdout)
-    separator = tokenizer.end_of_text
-    pieces = list(cut(paths))
-    shards.build(folder, pieces, tokenizer, separator, "text", holdout, mark, 2, lambda done, total: None)
-    assert shards.stored_fingerprint(folder) == mark
+    frame, digests = shards.Frame(end=tokenizer.end_of_text), shards.content_digests(paths)
+    shards.build(
+        folder, list(cut(paths)), digests, tokenizer, frame, Reading(), holdout, 2, lambda done, total: None
+    )
+    assert shards.is_built(folder)
     return shards.load(folder, context, holdout)
 
 
@@ -178,33 +313,47 @@ def test_few_documents_are_held_out_by_the_tail(
 
 def test_too_little_data_names_both_numbers(tmp_path: Path) -> None:
     write(tmp_path / "in", a_txt="seven..", b_bin=b"\0" * 50)
-    with pytest.raises(DataError, match=r"has 8 tokens \(1 files .* = 9"):
+    with pytest.raises(DataError, match=r"has 8 tokens \(1 left out: .* = 9"):
         encoded(tmp_path / "out", tmp_path / "in")
 
 
 def test_what_is_not_text_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path / "in", a_txt="good " * 10, b_png=b"\x89PNG\0\0", c_txt="é".encode("latin-1"), d_txt=b"")
     data = encoded(tmp_path / "out", tmp_path / "in")
-    assert [Path(name).name for name in data.skipped] == ["b.png", "c.txt"]
+    assert [Path(name).name for name in data.skipped] == [
+        "b.png: a binary file",
+        "c.txt: byte 0xe9 at 0 is not utf-8",
+    ]
     assert data.documents == 1
 
 
-def test_the_fingerprint_notices_every_change(tmp_path: Path) -> None:
+def test_the_fingerprint_is_of_content_and_settings(tmp_path: Path) -> None:
     path = write(tmp_path, a_txt="text") / "a.txt"
-    small = byte_tokenizer()
-    other = Tokenizer([*small.tokens, b"th"], special={"<|endoftext|>": 257})
-    first = shards.fingerprint([path], "text", small, 0.1)
-    assert first == shards.fingerprint([path], "text", small, 0.1)
-    changed = [
-        shards.fingerprint([path], "body", small, 0.1),
-        shards.fingerprint([path], "text", other, 0.1),
-        shards.fingerprint([path], "text", small, 0.2),
-    ]
+
+    def mark(path: Path, *settings: object) -> str:
+        return shards.fingerprint([path], shards.content_digests([path]), *settings)
+
+    first = mark(path, "text")
+    os.utime(path, (1, 1))
+    copy = tmp_path / "elsewhere" / "b.txt"
+    copy.parent.mkdir()
+    copy.write_text("text")
+    assert mark(path, "text") == mark(copy, "text") == first
+    lines = path.rename(tmp_path / "a.jsonl")
+    changed = [mark(lines, "text"), mark(copy, "body")]
+    copy.write_text("next")
+    assert len({first, *changed, mark(copy, "text")}) == 4
+
+
+def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
+    path = write(tmp_path / "in", a_txt="text " * 10) / "a.txt"
+    encoded(tmp_path / "out", tmp_path / "in")
     facts = path.stat()
-    path.write_text("next")
-    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns + 1))
-    changed.append(shards.fingerprint([path], "text", small, 0.1))
-    assert len({first, *changed}) == 5
+    ((_, digest),) = shards.content_digests([path])
+    path.write_text("TEXT " * 10)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    assert shards.content_digests([path], [tmp_path / "out"])[0][1] == digest
+    assert shards.content_digests([path])[0][1] != digest
 
 
 def test_large_vocabularies_take_wider_tokens(tmp_path: Path) -> None:
@@ -245,16 +394,18 @@ def test_an_epoch_sees_every_window_once(tokens: int, context: int) -> None:
     per_epoch = windows.per_epoch
     for epoch in range(3):
         batch = windows.batch(epoch * per_epoch, per_epoch)
-        assert batch.shape == (per_epoch, context + 1)
-        assert (np.diff(batch, axis=1) == 1).all()
-        starts = sorted(batch[:, 0].tolist())
+        ids, targets = batch.inputs
+        assert ids.shape == targets.shape == (per_epoch, context) and batch.count == ids.numel()
+        assert (targets == ids + 1).all() and (ids.diff(dim=1) == 1).all()
+        starts = sorted(ids[:, 0].tolist())
         assert starts == list(range(starts[0], starts[0] + per_epoch * context, context))
 
 
 def test_batches_depend_on_seed_and_number_alone() -> None:
     tokens = stream(1000)
     one, again, other = (Windows(tokens, 8, seed) for seed in (1, 1, 2))
-    joined = np.concatenate([again.batch(first, 2) for first in range(10, 16, 2)])
-    assert (one.batch(10, 6) == joined).all()
-    assert (one.batch(10, 6) != other.batch(10, 6)).any()
-    assert (one.batch(0, one.per_epoch) != one.batch(one.per_epoch, one.per_epoch)).any()
+    joined = torch.cat([again.batch(first, 2).targets for first in range(10, 16, 2)])
+    assert torch.equal(one.batch(10, 6).targets, joined)
+    assert not torch.equal(one.batch(10, 6).targets, other.batch(10, 6).targets)
+    first, second = (one.batch(epoch * one.per_epoch, one.per_epoch).targets for epoch in (0, 1))
+    assert not torch.equal(first, second)

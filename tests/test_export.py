@@ -137,7 +137,7 @@ def test_what_cannot_be_exported_says_why_and_leaves_nothing(tmp_path: Path) -> 
         (good, "m.onnx", {"atol": -1.0}, OptionError, "atol is -1"),
         (good, "m.onnx", {"target": "tpu"}, OptionError, "no target 'tpu'; choose from cpu, cuda"),
         (good, "m.onnx", {"target": "cuda"}, OptionError, "add --kv-cache"),
-        (good, "m.onnx", {**cuda, "opset": 23}, OptionError, "opset 23 .* for a cache on cuda"),
+        (good, "m.onnx", {**cuda, "opset": 23}, OptionError, "opset 23 .* for a KV cache on cuda"),
         (good, "m.onnx", {**cuda, "dtype": "int8"}, OptionError, "no int8 file .* choose fp32 or fp16"),
         (
             Checkpoint(small_model(), small_tokenizer()),

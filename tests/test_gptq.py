@@ -12,11 +12,11 @@ import torch
 
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import export_checkpoint, quantize
-from edgelm_export.quantization import activation_stats as moments
-from edgelm_export.quantization.activation_stats import FedText, Moments, input_sizes
+from edgelm_export.quantization import activation_stats
+from edgelm_export.quantization.activation_stats import ActivationStats
 from edgelm_export.quantization.block_layout import LEVELS, Blocks, divided, in_blocks, least_error, pack
 from edgelm_export.quantization.gptq import gptq_blocks
-from edgelm_export.quantization.quality import LARGEST_TEXT, calibration, fitting_windows
+from edgelm_export.quantization.texts import LARGEST_TEXT, calibration_windows, evaluation_text
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError
 from edgelm_runtime.model_file.metadata import read_model_file
@@ -91,15 +91,15 @@ def test_moments_are_those_of_what_pytorch_feeds(
     with torch.no_grad():
         for window in windows:
             model(torch.from_numpy(window)[None])
-    text = FedText(lambda: ir.load(path), windows, path)
-    monkeypatch.setattr(moments, "LARGEST_GROUP", 4 * 24 * 24 * 3)  # several runs
-    found, sizes = Moments(text, dict.fromkeys(text.inputs, 24)), input_sizes(text)
+    monkeypatch.setattr(activation_stats, "LARGEST_GROUP", 4 * 24 * 24 * 3)  # several runs
+    stats = ActivationStats(lambda: ir.load(path), lambda: windows, path)
+    sizes = stats.input_sizes
     fed = {name: rows for name, rows in fed.items() if rows}
-    assert len(fed) >= 8 and set(fed) <= set(text.inputs)
+    assert len(fed) >= 8 and set(fed) <= set(sizes)
     for name in [*fed, next(iter(fed))]:
         rows = torch.cat(fed[name]).double().numpy()
         expected = rows.T @ rows / len(rows)
-        np.testing.assert_allclose(found[name], expected, rtol=1e-3, atol=1e-4 * expected.max())
+        np.testing.assert_allclose(stats.moments(name), expected, rtol=1e-3, atol=1e-4 * expected.max())
         np.testing.assert_allclose(sizes[name], np.sqrt(expected.diagonal()), rtol=1e-3)
     assert sorted(tmp_path.iterdir()) == [path]
 
@@ -112,12 +112,12 @@ def test_rounding_is_fitted_on_other_text_than_is_measured(tmp_path: Path) -> No
     file = read_model_file(session, str(path))
     assert file.tokenizer is not None
     decoder: Any = None
-    measured = np.concatenate(list(calibration(file, decoder, text).windows))
-    fitted = np.concatenate(fitting_windows(file, decoder, text))
+    measured = np.concatenate(list(evaluation_text(file, decoder, text).windows))
+    fitted = np.concatenate(calibration_windows(file, decoder, text))
     assert file.tokenizer.decode(measured.tolist()) == "abc " * (LARGEST_TEXT // 4)
     assert file.tokenizer.decode(fitted.tolist()).startswith("what is left of the text")
     assert len(fitted) == LARGEST_TEXT
-    own, other = calibration(file, decoder).windows, fitting_windows(file, decoder)
+    own, other = evaluation_text(file, decoder).windows, calibration_windows(file, decoder)
     assert not {tuple(window) for window in own} & {tuple(window) for window in other}
 
 
@@ -130,7 +130,7 @@ def test_a_model_in_4_bits_keeps_more_of_its_choices(
     export_checkpoint(small_checkpoint(name, width=64), exact, kv_cache=True, **options)
     fitted = quantize(exact, tmp_path / "fitted.onnx", "int4", max_ppl_increase=1e3)
     monkeypatch.setattr(
-        "edgelm_export.quantization.reference.gptq_blocks",
+        "edgelm_export.quantization.rounding.gptq_blocks",
         lambda matrix, _, size, name: to_the_nearest(matrix, size),
     )
     nearest = quantize(exact, tmp_path / "nearest.onnx", "int4", max_ppl_increase=1e3)
@@ -157,7 +157,7 @@ def test_a_search_rounds_each_matrix_once_for_each_size(
         rounded.append((name, size))
         return gptq_blocks(matrix, moments, size, name)
 
-    monkeypatch.setattr("edgelm_export.quantization.reference.gptq_blocks", counted)
+    monkeypatch.setattr("edgelm_export.quantization.rounding.gptq_blocks", counted)
     with pytest.raises(ExportError, match="at best"):
         quantize(exact, tmp_path / "m.onnx", "int4", max_ppl_increase=-90, report=report.append)
     # The finer size, then each kind by itself and the most rewarding together.

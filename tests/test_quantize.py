@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,7 @@ from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
 from edgelm_export.quantization.block_layout import Blocks, blocks_of_8_bits, pack, unpack
 from edgelm_export.quantization.detect_q4 import blocks_on_grid
 from edgelm_export.quantization.gptq import gptq_blocks
+from edgelm_export.quantization.precision import Quantization, QuantizeOptions
 from edgelm_export.quantization.rowwise_int8 import quantize_rows
 from edgelm_runtime.engine.cached_decoder import CachedDecoder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
@@ -228,7 +233,17 @@ def test_what_cannot_be_quantised_says_why(exact: Path, tmp_path: Path) -> None:
         ((exact, "int4"), {"kernel": "rows"}, "no kernel 'rows' for int4"),
         ((exact, "int8"), {"block_size": 48}, "the block size is 48"),
         ((exact, "int8"), {"text": tmp_path / "short.txt"}, "has 1 tokens"),
-        ((exact, "int8"), {"text": tmp_path / "none.txt"}, "no calibration text"),
+        ((exact, "int8"), {"text": tmp_path / "none.txt"}, "no text .*none.txt"),
+        ((exact, "int8"), {"text": 5}, "text is 5; give the path"),
+        ((exact, "int8"), {"block_sise": 32}, "no option 'block_sise'; choose from text, max_ppl_increase, "),
+        ((exact, "int8"), {"block_size": 16}, "int8 rows have no blocks"),
+        ((exact, "int8"), {"block_size": 32.0}, "block_size is 32.0"),
+        ((exact, "int8"), {"max_ppl_increase": float("inf")}, "max_ppl_increase is inf"),
+        ((exact, "int8"), {"max_ppl_increase": float("nan")}, "max_ppl_increase is nan"),
+        ((exact, "fp16"), {"block_size": 32}, "the block size is 32 for fp16; leave it out"),
+        ((exact, "fp16"), {"kernel": "blocks"}, "no kernel 'blocks' for fp16"),
+        ((exact, "fp32"), {}, "is to become fp32"),
+        ((exact, ["int8"]), {}, r"no precision \['int8'\]"),
         ((exact, "int8"), {"text": latin}, "cannot read the calibration text"),
         ((exact, "int8"), {"cache_dtype": "int8"}, "the cache is to be int8, and the file has none"),
         ((exact, "fp16"), {"cache_dtype": "int8"}, "no 'int8' cache for fp16"),
@@ -241,10 +256,30 @@ def test_what_cannot_be_quantised_says_why(exact: Path, tmp_path: Path) -> None:
 
 
 def test_an_export_says_so_before_it_takes_time(tmp_path: Path) -> None:
-    for options in ({"cache_dtype": "int8"}, {"text": tmp_path / "none.txt"}, {"block_size": 64}):
+    int4, fp32 = {"dtype": "int4"}, {"dtype": "fp32"}
+    for options in (
+        {**int4, "cache_dtype": "int8"}, {**int4, "text": tmp_path / "none.txt"}, {**int4, "block_size": 64},
+        {**int4, "max_ppl": 3}, {**fp32, "max_ppl": 3}, {**fp32, "block_size": 32}, {**fp32, "quiet": True},
+        {**int4, "atol": float("nan")}, {**fp32, "outputs": "hidden"}, {**fp32, "opset": 23.0},
+    ):  # fmt: skip
         report: list[str] = []
         with pytest.raises(OptionError):
-            export_checkpoint(
-                small_checkpoint(), tmp_path / "m.onnx", dtype="int4", report=report.append, **options
-            )
+            export_checkpoint(small_checkpoint(), tmp_path / "m.onnx", report=report.append, **options)
         assert report == []
+
+
+def test_options_are_typed_as_they_are_checked() -> None:
+    names = {field.name for field in fields(Quantization)} - {"precision"}
+    assert names == set(QuantizeOptions.__annotations__)
+
+
+def test_quantizing_starts_without_pytorch(exact: Path, tmp_path: Path) -> None:
+    """As does everything that can be imported of the exporter but what exports."""
+    code = (
+        "import sys, edgelm_export; assert 'onnx_ir' not in sys.modules; from pathlib import Path;"
+        "edgelm_export.quantize(Path(sys.argv[1]), Path('half.onnx'), 'fp16');"
+        "from edgelm_export import ParityReport, Quality, check_options; assert 'torch' not in sys.modules"
+    )
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", code, str(exact)], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "half.onnx").exists()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, pre_tokenizers
 
-from edgelm.training.vocabulary import train_vocabulary
+from edgelm.data.vocabulary import train_vocabulary
 from edgelm_runtime.errors import ConfigError
 from edgelm_runtime.text.tokenizer import DEFAULT_PATTERN, END_OF_TEXT, Tokenizer
 
@@ -36,7 +36,7 @@ def split(text: str) -> list[str]:
 
 def test_the_same_text_gives_the_same_tokenizer_in_every_process() -> None:
     program = (
-        "import sys; from edgelm.training.vocabulary import train_vocabulary;"
+        "import sys; from edgelm.data.vocabulary import train_vocabulary;"
         "print(train_vocabulary(iter([open(sys.argv[1], encoding='utf-8').read()]), 1000).digest)"
     )
 

@@ -81,7 +81,7 @@ def test_a_run_learns_and_leaves_everything_behind(text: str, tmp_path: Path) ->
     assert outcome.measure.loss < 0.4 * rows[0].loss
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
-        "best", "last", "config.toml", "loss.csv", "loss.png", "sample.txt", "tokenizer.json", "tokens",
+        "best", "last", "config.toml", "loss.csv", "loss.png", "sample.txt", "tokens", ".run.json", ".run.lock",
     }  # fmt: skip
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "sample.txt").read_text().startswith("line ")
@@ -151,7 +151,7 @@ def test_other_ways_to_the_same_losses(
 def test_two_processes_train_like_one(text: str, tmp_path: Path) -> None:
     run = make_run(text, steps=5, accumulation=2)
     train(run, tmp_path / "one")
-    run.save(tmp_path / "run.toml")
+    (tmp_path / "run.toml").write_text(run.to_toml())
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -54,7 +54,7 @@ def test_the_loss_in_parts_is_the_loss(
     made += [torch.randn(37).requires_grad_()] if bias else []
     hidden, weight, *rest = made
     targets = torch.randint(37, (50,))
-    ours = linear_cross_entropy(hidden, weight, rest[0] if bias else None, targets)
+    ours = linear_cross_entropy(hidden, weight, rest[0] if bias else None, targets, 50)
     logits = F.linear(hidden.double(), weight.double(), rest[0].double() if bias else None)
     reference = F.cross_entropy(logits, targets)
     assert ours.item() == pytest.approx(reference.item(), rel=tolerance)

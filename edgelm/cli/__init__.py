@@ -6,15 +6,18 @@ one line on standard error and exit status 1; `--debug` shows the traceback inst
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 
 import click
 
 from edgelm import __version__
+from edgelm.cli.arguments import UserPath
+from edgelm.cli.streams import open_streams, silence
 from edgelm_runtime.errors import EdgelmError, MissingExtraError
 
 # Name, and the line that `edgelm --help` shows without importing the command.
@@ -25,7 +28,7 @@ COMMANDS = {
     "export": "Write a checkpoint, or a model from elsewhere, as one .onnx file.",
     "quantize": "Make a finished model file smaller and faster.",
     "verify": "Check that a model file still gives the results that it was exported with.",
-    "info": "Say what a model file is.",
+    "info": "Describe a model file.",
     "run": "Continue a prompt.",
     "chat": "Talk with a model.",
     "serve": "Answer programs and web pages over HTTP, as OpenAI's interface does.",
@@ -42,6 +45,18 @@ EXTRAS = {
 }  # fmt: skip
 
 
+def _note_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value and isinstance(ctx.find_root().obj, dict):
+        ctx.find_root().obj["debug"] = True
+
+
+# Understood before and after the command's name, since it is wanted after a command has failed.
+DEBUG = click.Option(
+    ["--debug"], is_flag=True, is_eager=True, expose_value=False, hidden=True, callback=_note_debug,
+    help="Show the traceback of an error.",
+)  # fmt: skip
+
+
 class LazyGroup(click.Group):
     """Lists commands from a table and imports only the one that runs."""
 
@@ -52,6 +67,11 @@ class LazyGroup(click.Group):
         if name not in COMMANDS:
             return None
         command: click.Command = importlib.import_module(f"edgelm.cli.{name}_command").command
+        if DEBUG not in command.params:
+            command.params.append(DEBUG)
+        for parameter in command.params:
+            if type(parameter.type) is click.Path:
+                parameter.type = UserPath(path_type=Path)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -59,34 +79,46 @@ class LazyGroup(click.Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+def _dashed(name: str) -> str:
+    """`--max_new_tokens` is understood as `--max-new-tokens`."""
+    return name.replace("_", "-")
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": _dashed},
+)
 @click.version_option(__version__, prog_name="edgelm")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def group(debug: bool) -> None:
+@click.option(
+    "--debug", is_flag=True, is_eager=True, expose_value=False, callback=_note_debug,
+    help="Show the traceback of an error.",
+)  # fmt: skip
+def group() -> None:
     """Small language models from text to one .onnx file that any program can run."""
 
 
 def main() -> None:
     """Run the command line and exit."""
     signal.signal(signal.SIGTERM, _terminated)
-    # The flag is understood anywhere on the line, since it is wanted after a command has failed.
-    debug = "--debug" in sys.argv[1:]
-    arguments = [_dashed(argument) for argument in sys.argv[1:] if argument != "--debug"]
+    open_streams()
+    state = {"debug": False}
     try:
-        group.main(arguments, prog_name="edgelm", standalone_mode=False)
+        group.main(sys.argv[1:], prog_name="edgelm", standalone_mode=False, obj=state)
+        sys.stdout.flush()
     except click.exceptions.Abort:
         fail("interrupted", 130)
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
+        silence()
         sys.exit(error.exit_code)
     except BrokenPipeError:
-        # The reader has gone (`edgelm run ... | head`): nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        silence()  # the reader has gone (`edgelm run ... | head`): nobody is left to tell
         sys.exit(141)
-    except (EdgelmError, ImportError) as error:
-        if debug:
+    except Exception as error:
+        if state["debug"]:
             raise
-        fail(str(_explained(error)))
+        fail(_explained(error))
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:
@@ -94,25 +126,25 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def _dashed(argument: str) -> str:
-    """Underscores in an option's name as dashes: `--max_new_tokens=5` is understood too."""
-    if not argument.startswith("--"):
-        return argument
-    name, equals, value = argument.partition("=")
-    return name.replace("_", "-") + equals + value
-
-
-def _explained(error: EdgelmError | ImportError) -> Exception:
-    """A missing optional package, said with the command that mends it; any other error as it is."""
+def _explained(error: Exception) -> str:
+    """An error in one line: a missing optional package with the command that installs it."""
     package = (getattr(error, "name", None) or "").partition(".")[0]
     if isinstance(error, ModuleNotFoundError) and package in EXTRAS:
-        return MissingExtraError(package, EXTRAS[package])
+        return str(MissingExtraError(package, EXTRAS[package]))
     if isinstance(error, EdgelmError):
-        return error
-    raise error
+        return str(error)
+    if isinstance(error, OSError) and error.filename is None:
+        return f"cannot write the output: {error.strerror or error}"
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, MemoryError):
+        return "there is not enough memory"
+    return f"internal error, please report it: {type(error).__name__}: {error} (--debug shows where)"
 
 
 def fail(message: str, status: int = 1) -> None:
     """Print one line on standard error and exit."""
-    click.echo(f"edgelm: {' '.join(message.split())}", err=True)
+    with contextlib.suppress(OSError, ValueError):
+        click.echo(f"edgelm: {' '.join(message.split())}", err=True)
+    silence()
     sys.exit(status)

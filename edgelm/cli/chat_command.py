@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgelm.cli.arguments import expanded
 from edgelm.cli.options import generation_options, generation_values, load_model, loading_options
 from edgelm_runtime.atomic_files import write_file
 from edgelm_runtime.errors import EdgelmError, OutputError
@@ -30,9 +31,13 @@ Ctrl-C        stop the answer"""
 @click.command("chat")
 @click.argument("model", required=False)
 @click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@click.option(
+    "--template-option", multiple=True, metavar="NAME=VALUE",
+    help="Set a variable of the model's chat template, as in enable_thinking=false. Repeat the option for several.",
+)  # fmt: skip
 @generation_options
 @loading_options
-def command(model: str | None, system: str | None, **options: Any) -> None:
+def command(model: str | None, system: str | None, template_option: tuple[str, ...], **options: Any) -> None:
     """Talk with MODEL, a file ending in .onnx; without one, with the model that ships with edgelm.
 
     Each line is a message; lines may also come from a pipe. /help lists what else there is.
@@ -42,10 +47,22 @@ def command(model: str | None, system: str | None, **options: Any) -> None:
 
     values = generation_values(options)
     with load_model(model, options) as lm:
-        # What is wrong is said before the first message, not after it.
-        split_options(values)
-        lm.chat_prompt([{"role": "user", "content": "?"}])
+        split_options(values)  # what is wrong is said before the first message, not after it
+        if template_option:
+            values["template_options"] = dict(map(_name_and_value, template_option))
+            lm.chat_prompt([{"role": "user", "content": "?"}], template_options=values["template_options"])
         talk(Conversation(lm, system), values)
+
+
+def _name_and_value(given: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON where it is that, else as text."""
+    name, equals, value = given.partition("=")
+    if not name or not equals:
+        raise click.BadParameter(f"{given!r} is not NAME=VALUE", param_hint="--template-option")
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
 
 
 def talk(conversation: Conversation, values: dict[str, Any]) -> None:
@@ -59,7 +76,7 @@ def talk(conversation: Conversation, values: dict[str, Any]) -> None:
         click.echo("/help for help, Ctrl-D to leave", err=True)
     while True:
         try:
-            line = input("> " if interactive else "").strip()
+            line = input("> " if interactive else "").removeprefix("\ufeff").strip()
         except EOFError:
             break
         except KeyboardInterrupt:
@@ -81,7 +98,7 @@ def _obey(conversation: Conversation, line: str) -> None:
     if name == "/reset":
         conversation.reset()
     elif name == "/save" and argument.strip():
-        path = Path(argument.strip())
+        path = Path(expanded(argument.strip()))
         text = json.dumps(conversation.messages, indent=2, ensure_ascii=False)
         try:
             write_file(path, f"{text}\n")

@@ -18,10 +18,11 @@ PROMPTS = (
 
 @click.command("demo")
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), help=f"Folder to work in. [{FOLDER}, replaced each time]"
-)
-@click.option("--minutes", type=float, default=1.25, show_default=True, help="Time for the training alone.")
-@click.option("--overwrite", is_flag=True, help="Replace a run that is in --out.")
+    "-o", "--output", "--out", "out", type=click.Path(path_type=Path),
+    help=f"Folder to work in.  [default: {FOLDER}, replaced each time]",
+)  # fmt: skip
+@click.option("--minutes", type=float, default=1.25, help="Minutes of training.  [default: 1.25]")
+@click.option("--overwrite", is_flag=True, help="Replace a run that is in the folder.")
 def command(out: Path | None, minutes: float, overwrite: bool) -> None:
     """Train a small model on Python's standard library, export it, and let it write code.
 

@@ -9,7 +9,9 @@ from typing import Any
 
 import click
 
-from edgelm.cli.options import load_model, loading_options, read_text
+from edgelm.cli.arguments import STANDARD_INPUT, is_file, read_once, read_text, reading_options
+from edgelm.cli.options import load_model, loading_options
+from edgelm.cli.streams import print_json
 from edgelm_runtime.atomic_files import new_file
 from edgelm_runtime.errors import OptionError
 
@@ -30,10 +32,14 @@ from edgelm_runtime.errors import OptionError
     "--pooling", default="mean", show_default=True, help="mean or last token; none: a vector per token."
 )
 @click.option("--normalize/--no-normalize", default=True, show_default=True, help="Make vectors of length 1.")
+@click.option(
+    "--prefix", default="", metavar="TEXT", help="Put this in front of every text (an instruction)."
+)
 @click.option("--batch-size", type=int, default=8, show_default=True, help="Texts per pass.")
+@reading_options
 @loading_options
 def command(model: str, texts: tuple[str, ...], output: Path | None, **options: Any) -> None:
-    """Turn texts into vectors with MODEL, a file that was exported with --outputs.
+    """Turn texts into vectors with MODEL, a file that was exported with --outputs hidden.
 
     An argument that names a file stands for the file's lines, and - for those of standard input; any other
     argument is a text itself. Without --output a JSON object per text is printed.
@@ -43,30 +49,34 @@ def command(model: str, texts: tuple[str, ...], output: Path | None, **options: 
     as_array = output is not None and output.suffix == ".npy"
     if as_array and options["pooling"] == "none":
         raise OptionError("pooling none gives arrays of unequal length", "write JSON lines instead of .npy")
-    lines = [line for text in texts or ("-",) for line in _lines(text)]
+    read_once(texts)
+    reading = {name: options.pop(name) for name in ("encoding", "decode_errors")}
+    lines = [line for text in texts or (STANDARD_INPUT,) for line in _lines(text, reading)]
     with load_model(model, options) as lm:
         vectors = lm.embed(lines, **options)
     if output is None:
         for record in _records(lines, vectors):
-            click.echo(record)
+            print_json(record)
         return
     with new_file(output) as file:
         if as_array:
             np.save(file, vectors)
         else:
-            file.writelines(f"{record}\n".encode() for record in _records(lines, vectors))
+            for record in _records(lines, vectors):
+                text = json.dumps(record, ensure_ascii=False)
+                file.write(f"{text}\n".encode(errors="replace"))
 
 
-def _lines(argument: str) -> list[str]:
+def _lines(argument: str, reading: dict[str, Any]) -> list[str]:
     """The texts that an argument stands for; of a file, the lines that are not blank."""
-    if argument != "-" and not Path(argument).is_file():
+    if argument != STANDARD_INPUT and not is_file(argument):
         return [argument]
-    return [line for line in read_text(argument).splitlines() if line.strip()]
+    return [line for line in read_text(argument, **reading).split("\n") if line.strip()]
 
 
-def _records(lines: Sequence[str], vectors: Iterable[Any]) -> Iterator[str]:
+def _records(lines: Sequence[str], vectors: Iterable[Any]) -> Iterator[dict[str, Any]]:
     for line, vector in zip(lines, vectors, strict=True):
-        yield json.dumps({"text": line, "embedding": _numbers(vector)}, ensure_ascii=False)
+        yield {"text": line, "embedding": _numbers(vector)}
 
 
 def _numbers(values: Any) -> Any:

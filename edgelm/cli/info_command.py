@@ -1,25 +1,27 @@
-"""`edgelm info MODEL`: what a model file is. Needs no PyTorch."""
+"""`edgelm info MODEL`: what a model file holds. Needs no PyTorch."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from edgelm.cli.arguments import model_path
+from edgelm.cli.streams import print_json
+
 
 @click.command("info")
 @click.argument("model", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def command(model: Path, as_json: bool) -> None:
-    """Say what the model file MODEL is: sizes, architecture, interface, parity, origin."""
+    """Describe the model file MODEL: sizes, architecture, interface, parity, origin."""
     from edgelm_runtime.reports.describe import describe
 
-    about = describe(model)
+    about = describe(model_path(str(model)))
     if as_json:
-        click.echo(json.dumps(about, indent=2, ensure_ascii=False))
+        print_json(about, indent=2)
         return
     rows = list(_rows(about))
     width = max(len(name) for name, _ in rows)
@@ -47,7 +49,7 @@ def _model_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "architecture", _architecture(about["architecture"])
     yield "context", f"{about['context_length']} tokens"
     kind = "no tokenizer, token ids only" if tokenizer is None else f"{tokenizer['tokens']} byte strings"
-    special = "" if tokenizer is None else f" and {len(tokenizer['special'])} special tokens"
+    special = "" if tokenizer is None else f" and {_counted(len(tokenizer['special']), 'special token')}"
     yield "vocabulary", f"{about['vocab_size']} ids; {kind}{special}"
     if graph:
         yield (
@@ -67,21 +69,69 @@ def _model_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "quality",
             (
-                f"{quality['plan']}: perplexity {quality['perplexity']:.4g}, {quality['ppl_increase_pct']:+.2f}% over "
-                f"fp32, top-1 agreement {quality['top1_agreement']:.1%} on {quality['text']}"
+                f"{quality['plan']}: perplexity {quality['perplexity']:.4g}, {quality['ppl_increase_pct']:+.2f}% compared "
+                f"with fp32, top-1 agreement {quality['top1_agreement']:.1%} on {quality['text']}"
             ),
         )
-    for name, value in about["origin"].items():
-        shown = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield "origin", f"{name}: {shown}"
+    yield from _origin(about["origin"])
+
+
+def _origin(origin: Mapping[str, Any], row: str = "origin") -> Iterator[tuple[str, str]]:
+    """Where a model came from, for a person; --json has all of it."""
+    known = (
+        "source",
+        "path",
+        "model_type",
+        "architecture",
+        "training",
+        "versions",
+        "weights_sha256",
+        "started_from",
+    )
+    names = [str(origin[name]) for name in ("source", "path") if name in origin]
+    kinds = [str(origin[name]) for name in ("model_type", "architecture") if name in origin]
+    if names:
+        yield row, ", ".join(names) + (f" ({', '.join(kinds)})" if kinds else "")
+    for name, value in origin.items():
+        if name not in known and isinstance(value, (str, int, float)):
+            yield row, f"{name.replace('_', ' ')}: {value}"
+    if isinstance(training := origin.get("training"), Mapping):
+        yield "training", _training(training)
+    if isinstance(versions := origin.get("versions"), Mapping):
+        yield "made with", ", ".join(f"{tool} {version}" for tool, version in versions.items())
+    if digest := origin.get("weights_sha256"):
+        yield "weights", f"SHA-256 {digest}"
+    if isinstance(earlier := origin.get("started_from"), Mapping) and earlier:
+        yield from _origin(earlier, "started from")
+
+
+def _training(about: Mapping[str, Any]) -> str:
+    """The figures of a training run that a person asks for; each of them may be missing."""
+    data = about.get("config", {}).get("data") if isinstance(about.get("config"), Mapping) else None
+    parts = [
+        f"{about['steps']:,} steps" if _is_number(about.get("steps")) else "",
+        f"{about['tokens']:,} tokens" if _is_number(about.get("tokens")) else "",
+        f"{about['minutes']:.1f} minutes" if _is_number(about.get("minutes")) else "",
+        f"on {about['device']}" if about.get("device") else "",
+        f"data {' '.join(map(str, data))}" if isinstance(data, list) else "",
+        f"validation loss {about['val_loss']:.4f}" if _is_number(about.get("val_loss")) else "",
+        f"{about['val_bits_per_byte']:.4f} bits per byte"
+        if _is_number(about.get("val_bits_per_byte"))
+        else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float))
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    heads = str(config["num_heads"])
+    heads = _counted(config["num_heads"], "head") + f" of {config['head_dim']}"
     if config["num_kv_heads"] != config["num_heads"]:
-        heads += f" (on {config['num_kv_heads']} key and value heads)"
+        heads += f" on {_counted(config['num_kv_heads'], 'key-value head')}"
     parts = [
-        f"{config['num_layers']} layers, width {config['width']}, {heads} heads of {config['head_dim']}",
+        f"{_counted(config['num_layers'], 'layer')}, width {config['width']}, {heads}",
         f"MLP {config['mlp_width']} {config['activation']}{' gated' if config['gated_mlp'] else ''}",
         config["norm"],
         f"{config['position']} positions",
@@ -90,6 +140,10 @@ def _architecture(config: Mapping[str, Any]) -> str:
     if config["sliding_window"]:
         parts.append(f"window of {config['sliding_window']}")
     return ", ".join(parts)
+
+
+def _counted(number: int, name: str) -> str:
+    return f"{number} {name}{'' if number == 1 else 's'}"
 
 
 def _megabytes(size: int) -> str:

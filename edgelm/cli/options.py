@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
 
-from edgelm_runtime.errors import OptionError
+from edgelm.cli.arguments import expanded, model_path
 from edgelm_runtime.generation.declaration import AutoOr, Choice, Flag, Maybe, Option, StopStrings, Whole
 from edgelm_runtime.generation.options import OPTIONS
 
@@ -114,11 +112,11 @@ def load_model(model: str | None, options: dict[str, Any]) -> LanguageModel:
     tokenizer = options.pop("tokenizer")
     show_warnings_plainly()
     return load(
-        model,
+        None if model is None else model_path(model),
         options.pop("provider"),
         options.pop("threads"),
         decode=options.pop("decode"),
-        tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
+        tokenizer=None if tokenizer is None else load_tokenizer(expanded(tokenizer)),
         context_length=options.pop("context_length"),
     )
 
@@ -140,15 +138,3 @@ def parse_ids(text: str) -> list[int]:
         raise click.BadParameter(
             f"this model takes token ids, and {text[:40]!r} is not a list of them", param_hint="PROMPT"
         ) from None
-
-
-def read_text(source: str | Path) -> str:
-    """The text of a file, or of standard input where `source` is -. Raises OptionError where it is not readable."""
-    if str(source) == "-":
-        return sys.stdin.buffer.read().decode(errors="replace")
-    try:
-        return Path(source).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise OptionError(f"{source} is not UTF-8 text", "convert it first") from error
-    except OSError as error:
-        raise OptionError(f"cannot read {source}: {error.strerror}", "check the path") from error

@@ -11,45 +11,59 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def precision_options(command: Command) -> Command:
-    """Options of `edgelm_export.quantize` beside the precision itself, which `edgelm export` has too."""
-    for option in (
+def quantize_options(command: Command) -> Command:
+    """Add the options of `edgelm_export.quantize`, which `edgelm export` has too. A value not given is None or auto."""
+    for option in reversed((
         click.option(
-            "--block-size", type=int, default=32, show_default=True,
-            help="Weights in a block: 16 or 32, for int8 also 64.",
+            "--max-ppl-increase", type=float, metavar="PERCENT",
+            show_default="fp16: 0.5, int8: 2, int4: 8", help="Largest increase in perplexity.",
+        ),
+        click.option(
+            "--text", type=click.Path(path_type=Path), show_default="built-in texts",
+            help="UTF-8 text for evaluation (its first 4096 tokens) and calibration (the rest).",
+        ),
+        click.option(
+            "--block-size", type=int, show_default="32",
+            help="Weights per block: 16 or 32; for int8 also 64.",
         ),
         click.option(
             "--kernel", type=click.Choice(["auto", "rows", "blocks"]), default="auto", show_default=True,
-            help="int8 for whole windows (rows) or for steps with a cache (blocks).",
+            help="int8 only: row-wise, for models without a KV cache, or block-wise, for those with one.",
         ),
         click.option(
             "--cache-dtype", type=click.Choice(["auto", "int8", "fp32"]), default="auto", show_default=True,
-            help="What a cache holds; auto is int8 for int8 and int4.",
+            help="Type of the KV cache. auto: int8 for int8 and int4, otherwise fp32.",
         ),
-        click.option(
-            "--max-ppl-increase", type=float, metavar="PCT",
-            help="Percent of perplexity that may be lost. [fp16 0.5, int8 2, int4 8]",
-        ),
-        click.option(
-            "--text", type=click.Path(path_type=Path),
-            help="Text to measure the loss on, its beginning, and to fit rounding on, the rest. "
-            "[samples that ship with edgelm]",
-        ),
-    ):  # fmt: skip
+    )):  # fmt: skip
         command = option(command)
     return command
 
 
+def file_size(path: Path) -> int:
+    """Bytes of a model file, its sidecar included."""
+    sidecar = path.with_name(path.name + ".data")
+    return path.stat().st_size + (sidecar.stat().st_size if sidecar.is_file() else 0)
+
+
 @click.command("quantize")
 @click.argument("model", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The file to write. [MODEL-DTYPE.onnx]")
-@click.option("--dtype", type=click.Choice(["fp16", "int8", "int4"]), default="int8", show_default=True)
-@precision_options
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), show_default="MODEL-DTYPE.onnx",
+    help="File to write. An existing file is replaced.",
+)  # fmt: skip
+@click.option(
+    "--dtype", type=click.Choice(["fp16", "int8", "int4"]), default="int8", show_default=True,
+    help="Precision of the weights.",
+)  # fmt: skip
+@quantize_options
 def command(model: Path, output: Path | None, dtype: str, **options: Any) -> None:
-    """Write the fp32 model file MODEL in another precision, with the loss measured and bounded."""
+    """Write the fp32 model file MODEL in a lower precision.
+
+    The loss is measured on a text, and nothing is written if it exceeds the bound.
+    """
     from edgelm_export import quantize
 
     path = output or model.with_name(f"{model.stem}-{dtype}.onnx")
+    before = file_size(model)
     quantize(model, path, dtype, report=click.echo, **options)
-    before, after = (file.stat().st_size / 1e6 for file in (model, path))
-    click.echo(f"wrote {path} ({after:.1f} MB, from {before:.1f} MB)")
+    click.echo(f"wrote {path} ({file_size(path) / 1e6:.1f} MB, was {before / 1e6:.1f} MB)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,14 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgelm.cli.arguments import STANDARD_INPUT, is_model, read_once, read_text, reading_options
 from edgelm.cli.options import (
     generation_options,
     generation_values,
     load_model,
     loading_options,
     parse_ids,
-    read_text,
 )
+from edgelm.cli.streams import print_json
 
 if TYPE_CHECKING:
     from edgelm_runtime import LanguageModel, Stats
@@ -28,24 +28,34 @@ if TYPE_CHECKING:
 @click.option("-p", "--prompt", help="The prompt.")
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="Read the prompt from a file.")
 @click.option(
-    "--special", multiple=True, metavar="TOKEN", help="Special token to heed in the prompt, or: all."
-)
+    "--special", multiple=True, metavar="TOKEN",
+    help="Special token that may be spelled out in the prompt, or all. Repeat the option for several.",
+)  # fmt: skip
 @click.option("--echo", is_flag=True, help="Print the prompt too.")
-@click.option("--stats", "show_stats", is_flag=True, help="Say on standard error how fast it was.")
+@click.option("--stats", "show_stats", is_flag=True, help="Print on standard error how fast it was.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
-@click.option("--choice", multiple=True, metavar="TEXT", help="Allow only these texts; repeat it.")
-@click.option("--regex", help="Allow only text that matches.")
 @click.option(
-    "--json-schema", metavar="FILE", type=click.Path(path_type=Path), help="Allow only JSON of this schema."
+    "--choice",
+    multiple=True,
+    metavar="TEXT",
+    help="Generate one of these texts. Repeat the option for several.",
 )
+@click.option("--regex", help="Generate only text that matches this regular expression.")
+@click.option(
+    "--json-schema",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Generate only JSON that is valid under this schema.",
+)
+@reading_options
 @generation_options
 @loading_options
 def command(words: tuple[str, ...], **options: Any) -> None:
     """Continue PROMPT with MODEL, a file ending in .onnx; without one, with the model that ships with edgelm.
 
-    The prompt comes from the argument, -p, -f or standard input.
+    The prompt comes from the argument, -p, -f or standard input (-).
     """
-    model, prompt = _model_and_prompt(words, options.pop("prompt"), options.pop("file"))
+    model, prompt = _model_and_prompt(words, options)
     values = generation_values(options)
     with load_model(model, options) as lm:
         given = prompt if lm.info.tokenizer is not None else parse_ids(prompt)
@@ -78,7 +88,7 @@ def _generate(
     else:
         text = "".join([prompt, *texts] if options["echo"] else texts)
         about = {"text": text, "token_ids": ids, "finish_reason": reason}
-        click.echo(json.dumps({**about, "stats": _figures(lm, stats)}, ensure_ascii=False))
+        print_json({**about, "stats": _figures(lm, stats)})
     if options["show_stats"]:
         click.echo(_sentence(lm, stats), err=True)
 
@@ -112,27 +122,33 @@ def _constraint(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _model_and_prompt(
-    words: tuple[str, ...], prompt: str | None, file: Path | None
-) -> tuple[str | None, str]:
+def _model_and_prompt(words: tuple[str, ...], options: dict[str, Any]) -> tuple[str | None, str]:
     """Tell MODEL and PROMPT apart, and find the prompt where it is not an argument.
 
-    Of two words the first is the model. A single word is the model if it ends in .onnx.
+    Of two words the first is the model. A single word is the model if it names a file or ends like a model.
     """
+    prompt, file = options.pop("prompt"), options.pop("file")
+    reading = {name: options.pop(name) for name in ("encoding", "decode_errors")}
     if len(words) > 2:
         raise click.UsageError(f"unexpected argument {words[2]!r}; quote a prompt of several words")
-    first_is_model = len(words) == 2 or (len(words) == 1 and words[0].endswith(".onnx"))
+    first_is_model = len(words) == 2 or (
+        len(words) == 1 and words[0] != STANDARD_INPUT and is_model(words[0])
+    )
     model = words[0] if first_is_model else None
     rest = words[1:] if first_is_model else words
-    sources = [source for source in (*rest, prompt) if source is not None]
-    if len(sources) + (file is not None) > 1:
+    sources = [source for source in (*rest, prompt, file) if source is not None]
+    if len(sources) > 1:
         raise click.UsageError("the prompt is given twice; give it as argument, with -p or with -f")
+    read_once([*rest, file, options["json_schema"]])
+    if prompt is not None:
+        return model, prompt
     if file is not None:
-        return model, read_text(file)
-    if sources:
-        return model, sources[0]
-    if sys.stdin.isatty():
+        return model, read_text(file, **reading)
+    if rest and rest[0] != STANDARD_INPUT:
+        return model, rest[0]
+    if not rest and sys.stdin.isatty():
         raise click.UsageError(
             "there is no prompt; give it as argument, with -p, with -f or on standard input"
         )
-    return model, read_text("-")
+    read_once([STANDARD_INPUT, options["json_schema"]])
+    return model, read_text(STANDARD_INPUT, **reading)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgelm.cli.options import load_model, loading_options, parse_ids, read_text
+from edgelm.cli.arguments import read_once, read_text, reading_options
+from edgelm.cli.options import load_model, loading_options, parse_ids
+from edgelm.cli.streams import print_json
 from edgelm_runtime.errors import OptionError
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 @click.argument("files", metavar="FILE...", nargs=-1, required=True)
 @click.option("--stride", type=int, metavar="TOKENS", help="Tokens scored per pass. [half the context]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
+@reading_options
 @loading_options
 def command(model: str, files: tuple[str, ...], stride: int | None, as_json: bool, **options: Any) -> None:
     """Measure how well MODEL predicts each FILE (- is standard input): perplexity per token, bits per byte.
@@ -30,8 +32,10 @@ def command(model: str, files: tuple[str, ...], stride: int | None, as_json: boo
     """
     from edgelm_runtime.scoring import combined
 
+    read_once(files)
+    reading = {name: options.pop(name) for name in ("encoding", "decode_errors")}
     with load_model(model, options) as lm:
-        texts = [lm.encode_prompt(_content(lm, file)) for file in files]
+        texts = [lm.encode_prompt(_content(lm, file, reading)) for file in files]
         scores = []
         with click.progressbar(
             length=sum(max(len(ids) - 1, 0) for ids in texts),
@@ -49,9 +53,9 @@ def command(model: str, files: tuple[str, ...], stride: int | None, as_json: boo
         _show("total", combined(scores), as_json)
 
 
-def _content(lm: LanguageModel, file: str) -> Any:
+def _content(lm: LanguageModel, file: str, reading: dict[str, Any]) -> Any:
     """What a file holds, as `encode_prompt` takes it: text, or ids for a model without a tokenizer."""
-    text = read_text(file)
+    text = read_text(file, **reading)
     return text if lm.info.tokenizer is not None else parse_ids(text)
 
 
@@ -64,7 +68,7 @@ def _show(name: str, score: Score, as_json: bool) -> None:
             "perplexity": score.perplexity,
             "bits_per_byte": score.bits_per_byte if score.byte_count else None,
         }
-        click.echo(json.dumps(about, ensure_ascii=False))
+        print_json(about)
         return
     bits = f", {score.bits_per_byte:.4f} bits per byte" if score.byte_count else ""
     click.echo(f"{name}: {len(score.logprobs)} tokens, perplexity {score.perplexity:.4f}{bits}")

@@ -54,7 +54,11 @@ def causal_attention(
 def _window_mask(query: torch.Tensor, window: int) -> torch.Tensor:
     """True where a query may look: (T, T)."""
     position = torch.arange(query.shape[2], device=query.device)
-    distance = position[:, None] - position
+    return visible(position[:, None] - position, window)
+
+
+def visible(distance: torch.Tensor, window: int) -> torch.Tensor:
+    """True where a query may look: at itself (`distance` 0) and the tokens before it, within the window."""
     seen = distance >= 0
     return seen & (distance < window) if window else seen
 

@@ -1,7 +1,7 @@
 """Every setting of a training run, as one frozen, validated value.
 
 Flags of `edgelm train`, a TOML preset and Python callers fill the same fields, and the resolved values
-are written beside the run as `config.toml`, which is a preset again.
+are written to the run's folder as `config.toml`, which is a preset again.
 """
 
 from __future__ import annotations
@@ -11,90 +11,129 @@ import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from edgelm.config import ModelConfig
 from edgelm_runtime.assets import assets_folder
-from edgelm_runtime.errors import CheckpointError, ConfigError, OutputError
+from edgelm_runtime.errors import CheckpointError, ConfigError
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
-BUDGETS = ("steps", "tokens", "minutes")
+DecodeErrors = Literal["skip", "replace"]
+Loss = Literal["answers", "all"]
+ObjectiveName = Literal["likelihood", "dpo"]
+BUDGETS = ("steps", "tokens", "epochs", "minutes")
 DEFAULT_MINUTES = 10.0
-SAVED = "config.toml"
-"""The resolved settings in a run's folder."""
+TEACHING = "teach"
+"""The preset for going on from a model, where none is named."""
+LARGEST_VOCABULARY, MOST_STEPS, LARGEST_BATCH, LARGEST_SEED = 1 << 20, 1 << 53, 1 << 20, (1 << 63) - 1
 
 
-def _setting(default: Any, about: str) -> Any:
+def _setting(default: Any, group: str, about: str) -> Any:
     """A field whose description is also the help of its flag."""
-    return field(default=default, metadata={"help": about})
+    return field(default=default, metadata={"help": about, "group": group})
+
+
+_data = partial(_setting, group="Data")
+_budget = partial(_setting, group="Budget")
+_optimiser = partial(_setting, group="Optimiser")
+_teaching = partial(_setting, group="Teaching")
+_computation = partial(_setting, group="Computation")
+_output = partial(_setting, group="Output")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
     """Settings of a run apart from the architecture. Raises ConfigError (a ValueError)."""
 
-    data: tuple[str, ...] = _setting((), "Files, folders, globs, - or @stdlib.")
-    include: tuple[str, ...] = _setting((), "In folders, take only files that match this pattern.")
-    exclude: tuple[str, ...] = _setting(
-        (), "In folders, leave out files and folders that match this pattern."
+    data: tuple[str, ...] = _data((), about="Files, folders, globs, - or @stdlib.")
+    include: tuple[str, ...] = _data((), about="In folders, take only files that match this pattern.")
+    exclude: tuple[str, ...] = _data(
+        (), about="In folders, leave out files and folders that match this pattern."
     )
-    field: str = _setting("text", "Where the text is in a line of a .jsonl file.")
-    holdout: float = _setting(0.05, "Share of the documents that is held out to measure the model.")
-    tokenizer: str = _setting(
-        "bpe", "bpe (trained on the data), bytes, a tiktoken encoding, or a saved file."
+    field: str = _data("text", about="Field with the text, in JSON lines and parquet.")
+    encoding: str = _data("utf-8", about="Encoding of the files.")
+    decode_errors: DecodeErrors = _data(  # noqa: RUF009
+        "skip", about="Leave out text with bytes of another encoding, or replace them."
     )
-    vocab_size: int = _setting(4096, "Most tokens that a trained tokenizer may have.")
-    init_from: str = _setting("", "Checkpoint folder that gives architecture, weights and tokenizer.")
-
-    steps: int = _setting(0, "Budget: optimiser steps.")
-    tokens: int = _setting(0, "Budget: training tokens.")
-    minutes: float = _setting(0.0, f"Budget: minutes of training ({DEFAULT_MINUTES:g} where none is given).")
-    batch_size: int = _setting(8, "Sequences per optimiser step, over all processes.")
-    accumulation: int = _setting(1, "Parts in which a process works through its share of a batch.")
-    learning_rate: float = _setting(1e-3, "Peak learning rate.")
-    warmup: float = _setting(0.02, "Share of the budget in which the learning rate rises.")
-    final_fraction: float = _setting(0.05, "What the learning rate falls to, as a share of the peak.")
-    weight_decay: float = _setting(0.1, "Decay of weight matrices, embeddings among them.")
-    beta1: float = _setting(0.9, "AdamW's decay of the mean gradient.")
-    beta2: float = _setting(0.95, "AdamW's decay of the mean squared gradient.")
-    clip: float = _setting(1.0, "Greatest norm of the gradient; 0 leaves it alone.")
-
-    device: Device = _setting("auto", "Where to train.")  # noqa: RUF009
-    precision: Precision = _setting("auto", "bf16 is autocast; auto: where it is faster.")  # noqa: RUF009
-    compile: bool = _setting(False, "Compile the model with torch.compile.")
-    gradient_checkpointing: bool = _setting(False, "Compute activations twice instead of keeping them.")
-    seed: int = _setting(0, "Fixes initial weights, batches and dropout.")
-
-    validations: int = _setting(20, "Times that the model is measured and saved over the run.")
-    val_tokens: int = _setting(
-        65_536, "Held-out tokens to measure on each time; at the end, ten times as many."
+    skip_bad: int = _data(
+        0, about="Number of bad JSON lines or chats that are left out; one more is an error."
     )
-    sample_prompt: str = _setting("", "What the sample at the end continues; empty starts a new document.")
+    holdout: float = _data(0.05, about="Share of the documents held out to measure the model.")
+    tokenizer: str = _data(
+        "bpe", about="bpe (trained on the data), bytes, a tiktoken encoding, or a saved file."
+    )
+    vocab_size: int = _data(4096, about="Maximum size of a trained tokenizer.")
+    init_from: str = _data(
+        "", about="Model to start from: whatever `edgelm export` takes. It gives architecture and tokenizer."
+    )
+
+    steps: int = _budget(0, about="Optimiser steps.")
+    tokens: int = _budget(0, about="Training tokens.")
+    epochs: float = _budget(0.0, about="Passes over the data.")
+    minutes: float = _budget(0.0, about="Minutes of training.")
+
+    batch_size: int = _optimiser(8, about="Sequences per step, over all processes.")
+    accumulation: int = _optimiser(1, about="Parts that a batch is computed in, to save memory.")
+    learning_rate: float = _optimiser(1e-3, about="Peak learning rate.")
+    warmup: float = _optimiser(0.02, about="Share of the budget in which the learning rate rises.")
+    final_fraction: float = _optimiser(0.05, about="Learning rate at the end, as a share of the peak.")
+    weight_decay: float = _optimiser(0.1, about="Weight decay of matrices and embeddings.")
+    beta1: float = _optimiser(0.9, about="AdamW's decay of the mean gradient.")
+    beta2: float = _optimiser(0.95, about="AdamW's decay of the mean squared gradient.")
+    clip: float = _optimiser(1.0, about="Maximum norm of the gradient; 0: no clipping.")
+
+    loss: Loss = _teaching("answers", about="Learn the assistant's tokens of a chat, or all.")  # noqa: RUF009
+    chat_template: str = _teaching(
+        "", about="Template for a model without one, or instead of its own: plain, chatml, or a Jinja file."
+    )
+    lora: int = _teaching(0, about="Train low-rank adapters of this rank and merge them; 0: all weights.")
+    objective: ObjectiveName = _teaching(  # noqa: RUF009
+        "likelihood", about="dpo learns from pairs of chosen and rejected answers."
+    )
+    dpo_beta: float = _teaching(0.1, about="How closely dpo stays with the model it started from.")
+
+    device: Device = _computation("auto", about="Where to train.")  # noqa: RUF009
+    precision: Precision = _computation(  # noqa: RUF009
+        "auto", about="auto: bf16 (by autocast) where the processor has it."
+    )
+    compile: bool = _computation(False, about="Compile the model with torch.compile.")
+    gradient_checkpointing: bool = _computation(
+        False, about="Recompute activations instead of keeping them, to save memory."
+    )
+    seed: int = _computation(0, about="Seed of initial weights, order of the data, and dropout.")
+
+    validations: int = _output(20, about="How often the model is measured and saved over the run.")
+    val_tokens: int = _output(65_536, about="Held-out tokens to measure on; at the end, ten times as many.")
+    sample_prompt: str = _output("", about="Prompt of the sample at the end; empty starts a new document.")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "tokens"):
-            _check(name, getattr(self, name) >= 0, getattr(self, name), "give a whole number")
-        for name in ("batch_size", "accumulation", "validations", "val_tokens"):
-            _check(name, getattr(self, name) >= 1, getattr(self, name), "give a whole number of at least 1")
+        for name, low, high in (
+            ("steps", 0, MOST_STEPS), ("tokens", 0, MOST_STEPS), ("skip_bad", 0, MOST_STEPS),
+            ("batch_size", 1, LARGEST_BATCH), ("accumulation", 1, LARGEST_BATCH), ("lora", 0, 1 << 14),
+            ("validations", 1, 1_000_000), ("val_tokens", 1, MOST_STEPS), ("seed", 0, LARGEST_SEED),
+            ("vocab_size", 1, LARGEST_VOCABULARY),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            _check(name, low <= value <= high, value, f"give a whole number from {low} to {high}")
         for name in ("beta1", "beta2", "warmup"):
             _check(name, 0 <= getattr(self, name) < 1, getattr(self, name), "give a number from 0 up to 1")
-        for name in ("minutes", "weight_decay", "clip"):
+        for name in ("minutes", "epochs", "weight_decay", "clip"):
             value = getattr(self, name)
-            _check(name, math.isfinite(value) and value >= 0, value, "give a number of at least 0")
-        _check(
-            "learning_rate", 0 < self.learning_rate < math.inf, self.learning_rate, "give a number above 0"
-        )
+            _check(name, 0 <= value < math.inf, value, "give a number of at least 0")
+        for name in ("learning_rate", "dpo_beta"):
+            value = getattr(self, name)
+            _check(name, 0 < value < math.inf, value, "give a number above 0")
         _check("holdout", 0 < self.holdout <= 0.5, self.holdout, "give a number above 0, up to 0.5")
         _check(
             "final_fraction", 0 <= self.final_fraction <= 1, self.final_fraction, "give a number from 0 to 1"
         )
-        _check(
-            "device", self.device in get_args(Device), self.device, f"choose {', '.join(get_args(Device))}"
-        )
-        choices = get_args(Precision)
-        _check("precision", self.precision in choices, self.precision, f"choose {', '.join(choices)}")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            _check(name, value in choices, value, f"choose {', '.join(choices)}")
+        _check("field", bool(self.field), self.field, "name a field")
         if len(given := [name for name in BUDGETS if getattr(self, name)]) > 1:
             raise ConfigError(f"{' and '.join(given)} are given", "give one budget")
         if not given:
@@ -126,27 +165,26 @@ class RunConfig:
             lines += [f"{name} = {_toml(value)}" for name, value in self.model.items() if value is not None]
         return "\n".join(lines) + "\n"
 
-    def save(self, path: Path) -> None:
-        """Write as TOML. Raises OutputError."""
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(self.to_toml(), encoding="utf-8")
-        except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror}", "choose another folder") from error
 
-
-DECIDED = ("tokenizer", "vocab_size", "init_from")
+_CHOICES = {
+    "device": get_args(Device), "precision": get_args(Precision), "decode_errors": get_args(DecodeErrors),
+    "loss": get_args(Loss), "objective": get_args(ObjectiveName),
+}  # fmt: skip
+DECIDED = ("tokenizer", "vocab_size", "init_from", "chat_template", "lora", "objective")
 """Settings that a saved model has used up."""
 
 
 def resumed(out: Path, settings: Mapping[str, Any], model: Mapping[str, Any]) -> RunConfig:
     """The run saved in `out` with `settings` over it. Raises ConfigError for what can no longer change,
     CheckpointError where there is no run."""
-    if not (out / SAVED).is_file():
+    from edgelm.checkpoint import LAST, SETTINGS, surviving
+
+    saved = surviving(out / LAST) / SETTINGS
+    if not saved.is_file():
         raise CheckpointError(f"{out} holds no run to resume", "start one without --resume")
     if fixed := [name for name in (*settings, *model) if name in DECIDED or name in model]:
         raise ConfigError(f"{', '.join(fixed)} cannot change in a run that is resumed", "leave it out")
-    return resolve(out / SAVED, settings)
+    return resolve(saved, settings)
 
 
 def resolve(
@@ -160,7 +198,9 @@ def resolve(
     """
     settings, model = dict(settings or {}), dict(model or {})
     base = read_preset(preset) if preset is not None else {}
-    base_model = dict(base.pop("model", {}))
+    base_model = base.pop("model", {})
+    if not isinstance(base_model, dict):
+        raise ConfigError(f"model is {base_model!r}", "make it a table, [model]")
     if any(settings.get(name) for name in BUDGETS):
         base = {name: value for name, value in base.items() if name not in BUDGETS}
     training = _training_config({**base, **settings})
@@ -193,9 +233,14 @@ def _training_config(values: Mapping[str, Any]) -> TrainingConfig:
 def _like(default: object, name: str, value: object) -> object:
     """`value` in the type of the field's default. Raises ConfigError where it is of another kind."""
     if isinstance(default, tuple) and isinstance(value, (list, tuple)):
-        return tuple(str(item) for item in value)
+        if not all(isinstance(item, str) for item in value):
+            raise ConfigError(f"{name} is {value!r}", "give a list of texts")
+        return tuple(value)
     if isinstance(default, float) and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ConfigError(f"{name} is too large", "give a smaller number") from None
     if type(value) is not type(default):
         raise ConfigError(f"{name} is {value!r}", f"give a {type(default).__name__}")
     return value
@@ -206,12 +251,12 @@ def read_preset(preset: str | Path) -> dict[str, Any]:
     path = Path(preset)
     if not path.suffix:
         path = assets_folder() / f"{preset}.toml"
+    known = ", ".join(sorted(found.stem for found in assets_folder().glob("*.toml")))
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        known = ", ".join(sorted(found.stem for found in assets_folder().glob("*.toml")))
         raise ConfigError(f"there is no preset {preset}", f"give a TOML file or one of: {known}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not a preset: {error}", "mend the TOML") from error
 
 

@@ -40,6 +40,14 @@ class World:
         if self.size > 1:
             dist.barrier()
 
+    def shared(self, value: str) -> str:
+        """What the process that writes gives as `value`, in every process."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
     def sums(self, values: Sequence[float]) -> list[float]:
         """Each of `values` summed over all processes, in float64 where the device has it."""
         if self.size == 1:

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from edgelm.data.batches import IGNORED
 from edgelm.model import Attend, Transformer
 
 # Logits at a time: what fits a processor's cache, and what fills a GPU.
@@ -22,8 +23,9 @@ _CPU_LOGITS, _GPU_LOGITS = 1 << 20, 1 << 26
 
 
 class Objective(nn.Module):
-    """`objective(ids, targets)`: the mean cross-entropy in nats of `model`, int64 (B, T) both.
+    """`objective(ids, targets, count)`: the cross-entropy in nats of `model`, int64 (B, T) both.
 
+    Summed over the targets other than -100 and divided by `count`, or by their own number; 0 where there are none.
     A module, so that torch.compile and DistributedDataParallel can wrap all that a step computes.
     """
 
@@ -32,23 +34,37 @@ class Objective(nn.Module):
         self.model = model
         self.attend = attend
 
-    def forward(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, targets: torch.Tensor, count: float = 0.0) -> torch.Tensor:
         hidden = self.model.hidden(ids, attend=self.attend).flatten(0, 1)
         targets = targets.flatten()
+        count = count or max(int((targets != IGNORED).sum()), 1)
         if self.model.config.logit_softcap:
-            return F.cross_entropy(self.model.logits(hidden).float(), targets)
+            logits = self.model.logits(hidden).float()
+            return F.cross_entropy(logits, targets, reduction="sum", ignore_index=IGNORED) / count
         weight, bias = self.model.head.weight, self.model.head.bias
         if torch.is_autocast_enabled(hidden.device.type):
             dtype = torch.get_autocast_dtype(hidden.device.type)
             hidden, weight = hidden.to(dtype), weight.to(dtype)
-        return linear_cross_entropy(hidden, weight, bias, targets)
+        return linear_cross_entropy(hidden, weight, bias, targets, count)
 
 
 def linear_cross_entropy(
-    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    count: float,
 ) -> torch.Tensor:
-    """`cross_entropy(linear(hidden, weight, bias), targets)` for hidden (N, C), weight (V, C), targets (N)."""
-    loss: torch.Tensor = _LinearCrossEntropy.apply(hidden, weight, bias, targets)
+    """`cross_entropy(linear(hidden, weight, bias), targets, reduction="sum") / count`.
+
+    hidden (N, C), weight (V, C), targets (N); targets of -100 do not count.
+    """
+    counted = targets != IGNORED
+    if not bool(counted.all()):
+        hidden, targets = hidden[counted], targets[counted]
+    loss: torch.Tensor = _LinearCrossEntropy.apply(
+        hidden, weight, bias, targets, count, torch.is_grad_enabled()
+    )
     return loss
 
 
@@ -57,15 +73,21 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        count: float,
+        wants_gradients: bool,
     ) -> torch.Tensor:
-        count, vocabulary = len(hidden), len(weight)
+        vocabulary = len(weight)
         most = _CPU_LOGITS if hidden.device.type == "cpu" else _GPU_LOGITS
         rows = max(most // vocabulary, 16)
         total = torch.zeros((), device=hidden.device)
-        hidden_gradients = []
-        weight_gradient = torch.zeros(weight.shape, device=weight.device)
-        bias_gradient = torch.zeros(vocabulary, device=weight.device)
+        hidden_gradients = [hidden[:0]]
+        weight_gradient = torch.zeros(weight.shape if wants_gradients else 0, device=weight.device)
+        bias_gradient = torch.zeros(vocabulary if wants_gradients else 0, device=weight.device)
         with torch.autocast(hidden.device.type, enabled=False):
             for part, wanted in zip(hidden.split(rows), targets[:, None].split(rows), strict=True):
                 logits = (part @ weight.T).float()  # (rows, V)
@@ -73,6 +95,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     logits += bias
                 log_sum = logits.logsumexp(dim=-1, keepdim=True)
                 total += (log_sum - logits.gather(1, wanted)).sum()
+                if not wants_gradients:
+                    continue
                 # The gradient of the logits: softmax, less 1 at the token that came.
                 gradient = logits.sub_(log_sum).exp_()
                 gradient.scatter_add_(1, wanted, torch.full_like(log_sum, -1.0))
@@ -89,4 +113,4 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias = ctx.saved_tensors
-        return hidden * scale, weight * scale, bias * scale if ctx.has_bias else None, None
+        return hidden * scale, weight * scale, bias * scale if ctx.has_bias else None, None, None, None

@@ -21,6 +21,16 @@ def _gains_from_bf16(device: torch.device) -> bool:
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
     if device.type == "cpu":
-        able = torch.cpu.get_capabilities()
-        return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("arm_bf16"))
+        return _cpu_multiplies_bf16()
     return False
+
+
+def _cpu_multiplies_bf16() -> bool:
+    if not hasattr(torch.cpu, "get_capabilities"):  # PyTorch before 2.10
+        checks = (
+            getattr(torch.cpu, name, lambda: False)
+            for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+        )
+        return any(check() for check in checks)
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("avx512_bf16") or able.get("amx_bf16") or able.get("arm_bf16"))

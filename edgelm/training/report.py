@@ -1,13 +1,16 @@
-"""What a run tells while it goes on, and the figures that it leaves: loss.csv and loss.png."""
+"""What a run says while it goes on, and the figures that it leaves: loss.csv and loss.png."""
 
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict, dataclass, fields
+import io
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
 
-CSV, PLOT = "loss.csv", "loss.png"
+from edgelm_runtime.atomic_files import new_file
+
+FIGURES, PLOT = "loss.csv", "loss.png"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,34 +53,39 @@ class Silent:
 
 
 class FigureLog:
-    """loss.csv, a line per step. A resumed run drops the lines behind the step that it goes on from."""
+    """The figures of a run so far: loss.csv, a line per step."""
 
-    def __init__(self, folder: Path, resumed_step: int) -> None:
-        self.path = folder / CSV
-        kept = [row for row in read_figures(folder) if row.step <= resumed_step]
-        self._file = self.path.open("w", encoding="utf-8", newline="")
-        self._rows = csv.DictWriter(self._file, [item.name for item in fields(Figures)])
-        self._rows.writeheader()
-        for row in kept:
-            self.add(row)
+    def __init__(self, path: Path | None = None) -> None:
+        """Go on from a saved file. A line that is none is left out."""
+        self.rows = [] if path is None else read_figures(path)
+
+    @property
+    def last(self) -> Figures:
+        """The latest line."""
+        return self.rows[-1]
 
     def add(self, figures: Figures) -> None:
         """Append a line."""
-        self._rows.writerow(asdict(figures))
+        self.rows.append(figures)
 
-    def flush(self) -> None:
-        """Bring what was added to the disk."""
-        self._file.flush()
+    def at(self, step: int) -> Figures | None:
+        """The line of a step, where there is one."""
+        return next((row for row in reversed(self.rows) if row.step == step), None)
 
-    def close(self) -> None:
-        """Finish the file."""
-        self._file.close()
+    def to_csv(self) -> str:
+        """The whole file."""
+        out = io.StringIO(newline="")
+        rows = csv.DictWriter(out, [item.name for item in fields(Figures)], lineterminator="\n")
+        rows.writeheader()
+        rows.writerows(vars(row) for row in self.rows)
+        return out.getvalue()
 
 
-def read_figures(folder: Path) -> list[Figures]:
-    """The lines of a run's loss.csv; none where it has none. A line cut short by a crash is left out."""
+def read_figures(path: Path) -> list[Figures]:
+    """The lines of a loss.csv, or of the one in a run's folder; none where there is none."""
+    path = path / FIGURES if path.is_dir() else path
     try:
-        text = (folder / CSV).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except OSError:
         return []
     rows = []
@@ -119,7 +127,8 @@ def plot(folder: Path) -> None:
     axes.set_ylabel("loss, nats per token")
     axes.legend()
     figure.tight_layout()
-    figure.savefig(folder / PLOT, dpi=120)
+    with new_file(folder / PLOT) as file:
+        figure.savefig(file, format="png", dpi=120)
     pyplot.close(figure)
 
 

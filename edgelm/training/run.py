@@ -1,41 +1,45 @@
-"""A whole training run, from named data to a folder with checkpoints, figures and a sample.
-
-OUT/config.toml    every setting, resolved; a preset that gives the same run again
-OUT/tokens/        the encoded data, reused while nothing changes
-OUT/best, last     checkpoints; `last` can be resumed
-OUT/loss.csv, .png the figures of every step
-"""
+"""A whole training run, from named data to a folder with checkpoints, figures and a sample (see run_folder.py)."""
 
 from __future__ import annotations
 
-import json
-import shutil
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch import nn
 
-from edgelm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from edgelm.model import Transformer
-from edgelm.training import shards
-from edgelm.training.config import SAVED, RunConfig, TrainingConfig
+from edgelm.checkpoint import HELD_OUT, Checkpoint, load_checkpoint, save_checkpoint
+from edgelm.data.files import refuse_overlap
+from edgelm.data.shards import TOKENIZER
+from edgelm.finetuning.chats import holds_chats
+from edgelm.finetuning.dpo import PreferenceObjective, reference_margins
+from edgelm.finetuning.lora import add_adapters
+from edgelm.finetuning.rows import ChatRows
+from edgelm.finetuning.templates import widened
+from edgelm.importers import load_source
+from edgelm.model import Attend, Transformer, causal_attention
+from edgelm.training.attention import blocked_attention
+from edgelm.training.chats import ask, chat_material, held_out_chats, prepare_rows, spoken_as
+from edgelm.training.config import RunConfig, TrainingConfig
 from edgelm.training.distributed import World, joined
-from edgelm.training.documents import Piece, cut, find_files, save_standard_input
-from edgelm.training.report import CSV, PLOT, Reporter, Silent, plot
-from edgelm.training.trainer import BEST, LAST, Trainer
+from edgelm.training.loss import Objective
+from edgelm.training.report import Reporter, Silent, plot
+from edgelm.training.run_folder import SAMPLE, RunFolder, claimed
+from edgelm.training.saves import read_reference
+from edgelm.training.text import find_corpus, frame_of, prepare_tokens, text_material
+from edgelm.training.trainer import Trainer
 from edgelm.training.validation import Measure
-from edgelm.training.vocabulary import sample_texts, train_vocabulary
+from edgelm_runtime.atomic_files import write_file
 from edgelm_runtime.engine.threads import default_threads
 from edgelm_runtime.errors import ConfigError, EdgelmError, OutputError
 from edgelm_runtime.generation.results import ContextWarning
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
-TOKENS, TOKENIZER, STANDARD_INPUT = "tokens", "tokenizer.json", "stdin.txt"
-SAMPLE = "sample.txt"
 _FINAL_FACTOR = 10
 """The last measure takes this many times `val_tokens`."""
 
@@ -67,24 +71,19 @@ def train(
     """
     torch.set_flush_denormal(True)  # tiny gradients would slow a CPU a hundredfold
     torch.set_num_threads(min(torch.get_num_threads(), default_threads()))  # PyTorch sees no container quota
-    with _output_errors(out), joined(run.training.device) as world:
+    config = run.training
+    with _output_errors(out), joined(config.device) as world:
         reporter = reporter if reporter is not None and world.writes else Silent()
-        start = _starting_point(run, out, resume)
-        if world.writes:
-            _claim(out, resume or overwrite)
-        try:
-            trainer = _trainer(run, out, start, resume, world, reporter)
-        except BaseException:
-            with suppress(OSError):  # a folder that is still empty goes; any other stays
-                out.rmdir()
-            raise
-        if world.writes:
-            if not resume:
-                _clear(out)
-            run.save(out / SAVED)
-        if not trainer.run():
-            return Outcome(False, trainer.position.step, world.writes)
-        return _finish(trainer)
+        refuse_overlap(config.data, out, config.exclude)
+        claim = (
+            claimed(out, resume=resume, overwrite=overwrite) if world.writes else nullcontext(RunFolder(out))
+        )
+        with claim as folder:
+            world.wait()
+            trainer = _trainer(run, folder, resume, world, reporter)
+            if not trainer.run():
+                return Outcome(False, trainer.position.step, world.writes)
+            return _finish(trainer)
 
 
 @contextmanager
@@ -101,132 +100,125 @@ def _output_errors(out: Path) -> Iterator[None]:
         ) from error
 
 
-def _trainer(
-    run: RunConfig, out: Path, start: Checkpoint | None, resume: bool, world: World, reporter: Reporter
-) -> Trainer:
+def _trainer(run: RunConfig, folder: RunFolder, resume: bool, world: World, reporter: Reporter) -> Trainer:
     """Everything that a run needs, ready to go."""
-    tokenizer, mark = _prepare(run, out, start, resume, world, reporter)
+    config = run.training
+    start = _starting_point(run, folder, resume)
+    context = start.config.context_length if start is not None else run.model_config(1).context_length
+    fingerprint, teaches = "", False
+    if world.writes:
+        corpus = find_corpus(config, folder, resume)
+        if teaches := holds_chats(corpus.files[0], corpus.reading):
+            fingerprint = prepare_rows(corpus, config, folder, start, context, resume, reporter)
+        else:
+            _refuse_teaching(config)
+            fingerprint = prepare_tokens(corpus, config, folder, start, resume, reporter)
+    tokens = folder.tokens / world.shared(fingerprint)
+    teaches = (tokens / HELD_OUT).is_file()
+    tokenizer = load_tokenizer(tokens / TOKENIZER)
     checkpoint = _model(run, start, tokenizer, resume)
-    data = _data(run, out, checkpoint, reporter)
-    trainer = Trainer(checkpoint, data, run.training, out, world, reporter, mark)
+    model = checkpoint.model.to(world.device)
+    attend = blocked_attention if world.device.type == "cpu" else causal_attention
+    make_objective: Callable[[Transformer], nn.Module] = partial(Objective, attend=attend)
+    if teaches:
+        checkpoint.generation, checkpoint.held_out = spoken_as(tokens), held_out_chats(tokens)
+        reference = None
+        if config.objective == "dpo":
+            reference = _reference(folder, tokens, model, attend, resume)
+            make_objective = partial(PreferenceObjective, attend=attend, beta=config.dpo_beta)
+        material = chat_material(tokens, config, reference, reporter)
+    else:
+        reference = None
+        material = text_material(tokens, tokens.name, context, config, reporter)
+    if config.lora:
+        add_adapters(model, config.lora, config.seed)
+    reporter.note(
+        f"model: {parameters(model):,} parameters, vocabulary {checkpoint.config.vocab_size}"
+        + (f", of which {trained(model):,} are trained" if config.lora else "")
+    )
+    trainer = Trainer(checkpoint, make_objective, material, run, folder, world, reporter, reference)
     if resume:
         trainer.resume()
         reporter.note(f"going on from step {trainer.position.step}")
+    elif start is not None:
+        _before(trainer, reporter)
     return trainer
 
 
-def _claim(out: Path, may_be_taken: bool) -> None:
-    """Make sure that `out` can take this run, before anything costs time."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make the folder {out}: {error.strerror}", "choose another one") from error
-    if not may_be_taken and ((out / LAST).exists() or (out / BEST).exists()):
-        raise OutputError(f"{out} already holds a run", "go on with --resume, replace it with --overwrite")
+def _refuse_teaching(config: TrainingConfig) -> None:
+    """Raise ConfigError where a setting is for chats, and the data is text."""
+    for name, usual in (("chat_template", ""), ("objective", "likelihood"), ("loss", "answers")):
+        if getattr(config, name) != usual:
+            raise ConfigError(
+                f"{name} is {getattr(config, name)!r}, and the data holds no chats",
+                "give chats: JSON lines with messages, for instance",
+            )
 
 
-def _clear(out: Path) -> None:
-    """Remove an earlier run, now that the new one is sure to start."""
-    for name in (LAST, BEST):
-        shutil.rmtree(out / name, ignore_errors=True)
-    for name in (CSV, PLOT, SAMPLE):
-        (out / name).unlink(missing_ok=True)
-
-
-def _starting_point(run: RunConfig, out: Path, resume: bool) -> Checkpoint | None:
-    """The checkpoint to go on from; None for a new model."""
+def _reference(
+    folder: RunFolder, tokens: Path, model: Transformer, attend: Attend, resume: bool
+) -> torch.Tensor:
+    """What the model at the start makes of each pair; saved with a run, since that model may be gone later."""
     if resume:
-        return load_checkpoint(out / LAST)
-    return load_checkpoint(Path(run.training.init_from)) if run.training.init_from else None
+        return read_reference(folder)
+    return reference_margins(model.eval(), attend, ChatRows.load(tokens))
 
 
-def _prepare(
-    run: RunConfig, out: Path, start: Checkpoint | None, resume: bool, world: World, reporter: Reporter
-) -> tuple[Tokenizer, str]:
-    """Tokenizer and token files, made by one process. Returns the tokenizer and the files' fingerprint."""
-    config, saved = run.training, out / TOKENIZER
-    if world.writes:
-        files = _files(run, out, resume)
-        pieces = list(cut(files))
-        tokenizer = _tokenizer(config, start, pieces, reporter)
-        saved.write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
-        mark = shards.fingerprint(files, config.field, tokenizer, config.holdout)
-        if shards.stored_fingerprint(out / TOKENS) == mark:
-            reporter.note(f"the data is unchanged, so the tokens in {out / TOKENS} are used again")
-        else:
-            shards.build(
-                out / TOKENS, pieces, tokenizer, _separator(tokenizer, start), config.field, config.holdout,
-                mark, default_threads(), lambda done, total: reporter.preparing("encoding", done, total),
-            )  # fmt: skip
-    world.wait()
-    return load_tokenizer(saved), shards.stored_fingerprint(out / TOKENS)
+def _before(trainer: Trainer, reporter: Reporter) -> None:
+    """Say how good the model is before it is trained."""
+    found = trainer.measure(trainer.config.val_tokens)
+    if trainer.world.writes:
+        reporter.note(f"before training: held out {found.loss:.4f}")
+        if trainer.checkpoint.held_out:
+            question, answer = ask(trainer.checkpoint, trainer.checkpoint.held_out[0])
+            reporter.note(f"asked: {_short(question)}\nit says: {_short(answer)}")
 
 
-def _files(run: RunConfig, out: Path, resume: bool) -> list[Path]:
-    """The data's files; standard input is one of them, saved when a run starts."""
-    config, piped = run.training, out / STANDARD_INPUT
-    if "-" in config.data and not resume:
-        save_standard_input(piped)
-    names = [str(piped) if name == "-" else name for name in config.data]
-    return find_files(names, config.include, config.exclude)
+def _short(text: str, most: int = 200) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
-def _tokenizer(
-    config: TrainingConfig, start: Checkpoint | None, pieces: Sequence[Piece], reporter: Reporter
-) -> Tokenizer:
-    """The given model's tokenizer, the one that the settings name, or a new one."""
-    if start is not None and start.tokenizer is not None:
-        return start.tokenizer
-    if config.tokenizer != "bpe":
-        return load_tokenizer(config.tokenizer)
-    if start is not None:
-        raise ConfigError(
-            f"{config.init_from} has no tokenizer", "name the one it was trained with: --tokenizer"
-        )
-    reporter.note("training the tokenizer")
-    return train_vocabulary(sample_texts(pieces, config.field), config.vocab_size)
-
-
-def _separator(tokenizer: Tokenizer, start: Checkpoint | None) -> int | None:
-    """The id behind every document: the tokenizer's end-of-text, else what a given model ends with."""
-    if tokenizer.end_of_text is not None:
-        return tokenizer.end_of_text
-    ends = start.generation.get("end_ids", []) if start is not None else []
-    return int(ends[0]) if ends else None
+def _starting_point(run: RunConfig, folder: RunFolder, resume: bool) -> Checkpoint | None:
+    """The model to go on from; None for a new one."""
+    config = run.training
+    if resume:
+        return load_checkpoint(folder.last)
+    if not config.init_from:
+        return None
+    return load_source(config.init_from, None if config.tokenizer == "bpe" else config.tokenizer)
 
 
 def _model(run: RunConfig, start: Checkpoint | None, tokenizer: Tokenizer, resume: bool) -> Checkpoint:
-    """The model to train, new or given. Raises ConfigError where the tokenizer does not fit it."""
+    """The model to train, new or given, with room for the tokenizer's ids."""
     if start is None:
         torch.manual_seed(run.training.seed)
-        separator = _separator(tokenizer, None)
-        ends = [] if separator is None else [separator]
-        return Checkpoint(Transformer(run.model_config(tokenizer.vocab_size)), tokenizer, {"end_ids": ends})
-    if tokenizer.vocab_size > start.config.vocab_size:
+        end = frame_of(tokenizer, None).end
+        ends = [] if end is None else [end]
+        return Checkpoint(_new_model(run, tokenizer.vocab_size), tokenizer, {"end_ids": ends})
+    model = start.model
+    if run.training.chat_template:
+        model = widened(model, tokenizer.vocab_size)
+    elif tokenizer.vocab_size > start.config.vocab_size:
         raise ConfigError(
             f"the tokenizer has {tokenizer.vocab_size} ids and the model only {start.config.vocab_size}",
             "choose the tokenizer that the model was trained with",
         )
     origin = start.origin if resume else {"started_from": start.origin}
-    return Checkpoint(start.model, tokenizer, start.generation, origin)
+    return Checkpoint(model, tokenizer, start.generation, origin)
 
 
-def _data(run: RunConfig, out: Path, checkpoint: Checkpoint, reporter: Reporter) -> shards.TokenData:
-    data = shards.load(out / TOKENS, checkpoint.config.context_length, run.training.holdout)
-    if data.skipped:
-        named = ", ".join(data.skipped[:3]) + (", ..." if len(data.skipped) > 3 else "")
-        reporter.note(f"left out {len(data.skipped)} that are not UTF-8 text: {named}")
-    how = {
-        "by document": "by document",
-        "tail of the tokens": "the tail, since documents are too few or uneven",
-        "none": "the same, since there is so little",
-    }
-    reporter.note(
-        f"{data.documents} documents: {len(data.train):,} tokens to train on, "
-        f"{len(data.val):,} held out ({how[data.split]}); "
-        f"model: {parameters(checkpoint.model):,} parameters, vocabulary {checkpoint.config.vocab_size}"
-    )
-    return data
+def _new_model(run: RunConfig, vocab_size: int) -> Transformer:
+    config = run.model_config(vocab_size)
+    try:
+        return Transformer(config)
+    except (RuntimeError, MemoryError) as error:  # PyTorch's allocator raises RuntimeError
+        with torch.device("meta"):
+            size = 4 * parameters(Transformer(config))
+        raise ConfigError(
+            f"the weights of this model take {size / 1e9:.1f} GB, more than this machine gives",
+            "choose a smaller --width, --num-layers or --vocab-size",
+        ) from error
 
 
 def parameters(model: Transformer) -> int:
@@ -234,20 +226,28 @@ def parameters(model: Transformer) -> int:
     return sum(weight.numel() for weight in model.parameters())
 
 
+def trained(model: nn.Module) -> int:
+    """Number of weights that are trained."""
+    return sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+
+
 def _finish(trainer: Trainer) -> Outcome:
     """Measure the best checkpoint thoroughly, write that into it, draw the curve, and let it speak."""
+    folder, config, step = trainer.folder, trainer.config, trainer.position.step
     trainer.world.wait()
-    best = load_checkpoint(trainer.out / BEST)
-    trainer.model.load_state_dict(best.model.state_dict())
-    measure = trainer.measure(_FINAL_FACTOR * trainer.config.val_tokens)
-    step = trainer.position.step
+    best = load_checkpoint(folder.best)
+    measure = trainer.measure(_FINAL_FACTOR * config.val_tokens, best)
     if not trainer.world.writes:
         return Outcome(True, step, False, measure)
     best.origin["training"] |= measure.to_dict()
-    save_checkpoint(best, trainer.out / BEST)
-    plot(trainer.out)
-    sample = sample_text(best, trainer.config.sample_prompt)
-    (trainer.out / SAMPLE).write_text(sample, encoding="utf-8")
+    save_checkpoint(best, folder.best)
+    plot(folder.path)
+    if best.held_out and not config.sample_prompt:
+        question, answer = ask(best, best.held_out[0])
+        sample = f"{question}\n{answer}"
+    else:
+        sample = sample_text(best, config.sample_prompt)
+    write_file(folder.path / SAMPLE, sample)
     return Outcome(True, step, True, measure, sample)
 
 
@@ -256,8 +256,9 @@ def sample_text(checkpoint: Checkpoint, prompt: str, length: int = 120) -> str:
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         return ""
-    separator = _separator(tokenizer, checkpoint)
-    ids = tokenizer.encode(prompt) or [0 if separator is None else separator]
+    frame = frame_of(tokenizer, checkpoint)
+    ids = [] if frame.begin is None else [frame.begin]
+    ids = ids + tokenizer.encode(prompt) or [frame.end or 0]
     ends = checkpoint.generation.get("end_ids", [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ContextWarning)  # a sample may well be longer than a small context

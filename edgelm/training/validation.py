@@ -7,13 +7,12 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-import numpy as np
 import torch
+from torch import nn
 
 from edgelm.checkpoint import Checkpoint
-from edgelm.model import Transformer
+from edgelm.data.batches import IGNORED, HeldOut
 from edgelm.training.distributed import World
-from edgelm.training.shards import TokenStream
 
 
 @dataclass(frozen=True)
@@ -35,46 +34,38 @@ class Measure:
 
 @torch.no_grad()
 def measure(
-    model: Transformer,
-    held_out: TokenStream,
+    objective: nn.Module,
+    held_out: HeldOut,
     token_bytes: torch.Tensor,
     most_tokens: int,
     batch_size: int,
     world: World,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> Measure:
-    """Mean loss over windows of the context's length, evenly spaced over `held_out`, `most_tokens` at most.
+    """Mean loss over rows that are evenly spread over `held_out`, of `most_tokens` at most.
 
     Bits per byte counts all bits, those for end-of-text too, over the bytes of the predicted text. Every
-    process measures its share of the windows. The model's mode is restored.
+    process measures its share of the rows. The objective's mode is restored.
     """
-    context = model.config.context_length
-    available = (len(held_out) - 1) // context
-    count = max(min(available, most_tokens // context), 1)
-    starts = np.linspace(0, available - 1, count).round().astype(int) * context
-    mine = starts[world.rank :: world.size]
+    mine = held_out.numbers(most_tokens)[world.rank :: world.size]
     nats, tokens, size = 0.0, 0, 0
-    was_training = model.training
-    model.eval()
+    was_training = objective.training
+    objective.eval()
     try:
         for first in range(0, len(mine), batch_size):
-            rows = np.stack([held_out.read(int(at), context + 1) for at in mine[first : first + batch_size]])
-            batch = torch.from_numpy(rows)
-            targets = batch[:, 1:]
+            batch = held_out.batch(mine[first : first + batch_size])
             with autocast():
-                _, loss = model(batch[:, :-1].to(world.device), targets.to(world.device))
-            assert loss is not None
-            nats += float(loss) * targets.numel()
-            tokens += targets.numel()
-            size += int(token_bytes[targets].sum())
+                nats += float(objective(*batch.to(world.device), 1.0))
+            tokens += batch.count
+            size += int(token_bytes[batch.targets[batch.targets != IGNORED]].sum())
     finally:
-        model.train(was_training)
+        objective.train(was_training)
     nats, all_tokens, all_bytes = world.sums([nats, float(tokens), float(size)])
-    return Measure(nats / all_tokens, nats / math.log(2) / max(all_bytes, 1), int(all_tokens))
+    return Measure(nats / max(all_tokens, 1), nats / math.log(2) / max(all_bytes, 1), int(all_tokens))
 
 
 def token_bytes(checkpoint: Checkpoint) -> torch.Tensor:
-    """UTF-8 bytes behind each token id, int64 (vocab); special tokens stand for none."""
+    """UTF-8 bytes that each token id stands for, int64 (vocab); none for special tokens."""
     tokenizer, size = checkpoint.tokenizer, checkpoint.config.vocab_size
     lengths = torch.zeros(size, dtype=torch.int64)
     if tokenizer is not None:

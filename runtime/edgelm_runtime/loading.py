@@ -56,7 +56,7 @@ def load(
     provider asked for does not run, OptionError for what the file settles itself.
     """
     started = time.perf_counter()
-    source = path if isinstance(path, bytes) else Path(path or assets_folder() / BUNDLED)
+    source = path if isinstance(path, bytes) else Path(assets_folder() / BUNDLED if path is None else path)
     name = "the model given as bytes" if isinstance(source, bytes) else str(source)
     session = Session(source, provider, threads)
     if context_length is None or is_model_file(session.metadata):

@@ -27,12 +27,12 @@ from torch.nn import functional as F
 
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
+from edgelm.data.shards import TokenData, TokenStream
 from edgelm.model import Transformer
 from edgelm.training.config import TrainingConfig
 from edgelm.training.distributed import World
 from edgelm.training.precision import precision_context
 from edgelm.training.report import Silent
-from edgelm.training.shards import TokenData, TokenStream
 from edgelm.training.signals import StopRequest
 from edgelm.training.trainer import Trainer
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edgelm.config import ModelConfig
+from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.engine.graph_inputs import empty_cache, needs_room, padded
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError
@@ -30,8 +30,6 @@ from edgelm_runtime.model_file.interface import (
 )
 from edgelm_runtime.model_file.metadata import ModelFile
 
-Ids = NDArray[np.int64]
-Floats = NDArray[np.float32]
 Answer = Callable[[Ids, Ids], Floats]
 """(ids (T), positions (n)) -> logits (n, vocab): what one row alone gives."""
 

@@ -38,6 +38,12 @@ class Product:
         """The bias of a `Gemm`."""
         return self.node.inputs[2] if len(self.node.inputs) > 2 else None
 
+    @property
+    def width(self) -> int:
+        """Input features."""
+        assert self.weight.const_value is not None
+        return int(self.weight.const_value.shape.numpy()[1 if self.transposed else 0])
+
     def matrix(self) -> NDArray[np.float32]:
         """The weight as (out, in)."""
         assert self.weight.const_value is not None

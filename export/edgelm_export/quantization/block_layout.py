@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgelm_runtime.arrays import Floats
+
 CENTRE = 128  # zero point of 8-bit blocks, the operator's default
 # Ranges that are tried for each 4-bit block, as shares of the full one: giving up the extremes rounds all
 # others more finely. The one of least squared error is taken.
 SHARES = (1.0, 0.95, 0.9, 0.85, 0.8)
 LEVELS = 15  # the highest of 4 bits
 
-Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 

@@ -8,38 +8,32 @@ The tied embedding is stored once, in the 8-bit blocks of the head; its rows are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from edgelm_export.passes.builder import MICROSOFT, Builder, Product, constant, drop_unused, products
 from edgelm_export.quantization.block_layout import CENTRE, Blocks
-from edgelm_export.quantization.detect_q4 import blocks_on_grid
+from edgelm_export.quantization.rounding import Rounding
 
 ACCURACY_LEVEL = 4  # int8 products
 
 
 class BlockQuantized(ir.passes.InPlacePass):
-    """Products become `MatMulNBits`. `bits` says for a weight's name 4, 8, or 0 to leave it; `rounded` makes
-    blocks of a name, its matrix (out, in), and bits, where it does not consist of 4-bit blocks already."""
+    """Products whose weights have 4 or 8 `bits`, by name, become `MatMulNBits`; others are left."""
 
-    def __init__(
-        self, bits: Callable[[str], int], rounded: Callable[[str, NDArray[np.float32], int], Blocks]
-    ) -> None:
+    def __init__(self, bits: Mapping[str, int], block_size: int, rounding: Rounding) -> None:
         super().__init__()
-        self._bits, self._rounded = bits, rounded
+        self._bits, self._block_size, self._rounding = bits, block_size, rounding
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False
         for product in products(model.graph):
-            # The embedding reads rows of the head, and rows of 4 bits would cost it too much.
-            bits = self._bits(product.name)
-            if bits:
-                matrix = product.matrix()
-                kept = blocks_on_grid(matrix) if bits == 4 else None
-                _rewrite(model.graph, product, kept or self._rounded(product.name, matrix, bits))
+            bits = self._bits[product.name]
+            if bits <= 8:
+                blocks = self._rounding.blocks(product.name, product.matrix(), bits, self._block_size)
+                _rewrite(model.graph, product, blocks)
                 modified = True
         if modified:
             model.opset_imports[MICROSOFT] = 1

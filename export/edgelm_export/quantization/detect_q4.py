@@ -12,12 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from edgelm_export.quantization.block_layout import Blocks, Bytes, Floats, pack
+from edgelm_export.quantization.block_layout import LEVELS, Blocks, Bytes, divided, in_blocks, pack
+from edgelm_runtime.arrays import Floats
 
 GRID_BLOCK = 32
-LEVELS = 15
 # How far from its level a weight may be, in steps: float32 keeps seven digits, and a grid is rarely more
 # than a hundred steps away from zero.
 TOLERANCE = 2e-3
@@ -77,8 +76,7 @@ def _find_grid(matrix: Floats) -> Grid | None:
 
 
 def _as_blocks(grid: Grid, columns: int) -> Blocks:
-    exact = np.divide(-grid.low, grid.step, out=np.zeros_like(grid.low), where=grid.step > 0)
-    zeros: Floats = np.clip(np.rint(exact), 0, LEVELS)
+    zeros: Floats = np.clip(np.rint(divided(-grid.low, grid.step)), 0, LEVELS)
     rest: Floats = grid.low + zeros * grid.step
     rest[np.abs(rest) <= NEGLIGIBLE * grid.step] = 0
     packed, scales, points = pack(grid.values), grid.step, zeros.astype(np.uint8)
@@ -96,10 +94,6 @@ def _as_blocks(grid: Grid, columns: int) -> Blocks:
 
 def _symmetric(rest: Floats) -> Grid:
     """`rest` (rows, n) in 4-bit blocks around 8."""
-    rows, count = rest.shape
-    padded: NDArray[np.float32] = np.zeros((rows, -(-count // GRID_BLOCK) * GRID_BLOCK), np.float32)
-    padded[:, :count] = rest
-    blocks = padded.reshape(rows, -1, GRID_BLOCK)
+    blocks = in_blocks(rest, GRID_BLOCK)
     step = np.abs(blocks).max(axis=-1) / np.float32(7)
-    exact = np.divide(blocks, step[..., None], out=np.zeros_like(blocks), where=step[..., None] > 0)
-    return Grid(-8 * step, step, (np.rint(exact) + 8).astype(np.uint8))
+    return Grid(-8 * step, step, (np.rint(divided(blocks, step)) + 8).astype(np.uint8))

@@ -24,12 +24,12 @@ from edgelm_export.quantization.block_layout import (
     LEVELS,
     Blocks,
     Bytes,
-    Floats,
     divided,
     in_blocks,
     least_error,
     pack,
 )
+from edgelm_runtime.arrays import Floats
 from edgelm_runtime.errors import ExportError
 
 # Shares of the mean diagonal that are added to the diagonal until the factorisation succeeds. Some is needed

@@ -10,14 +10,14 @@ room. A rotation turns two features of a key into each other, so both get the le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgelm_export.passes.builder import constant, refuse_standard_cache
-from edgelm_export.quantization.quality import Calibration
+from edgelm_runtime.arrays import Ids
 from edgelm_runtime.engine.graph_inputs import empty_cache
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.model_file.interface import INPUT_IDS, past_names, present_name
@@ -31,12 +31,12 @@ Ranges = Mapping[str, NDArray[np.float32]]
 """Largest magnitude (kv_heads, head_dim), by the name of the cache input."""
 
 
-def cache_ranges(session: Session, text: Calibration, rotary_dim: int) -> Ranges:
-    """What the float32 graph of `session`, with a cache, puts into it on `text`."""
+def cache_ranges(session: Session, windows: Sequence[Ids], rotary_dim: int) -> Ranges:
+    """What the float32 graph of `session`, with a cache, puts into it on `windows` of ids."""
     pasts = past_names(session.inputs)
     presents = [present_name(name) for name in pasts]
     ranges: dict[str, NDArray[np.float32]] = {}
-    for window in text.windows:
+    for window in windows:
         feeds = {INPUT_IDS: window[None], **empty_cache(session.inputs, 1, len(window))}
         for name, states in zip(pasts, session.run(presents, feeds), strict=True):
             sizes = np.abs(states[0])

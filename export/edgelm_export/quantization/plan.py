@@ -1,4 +1,4 @@
-"""What is done to which matrices of a graph, and what rounding may be fitted on."""
+"""One arrangement of a precision, as the search tries them: the block size, and which matrices get more bits."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import onnx_ir as ir
 
 from edgelm_export.passes.builder import products
 from edgelm_export.passes.spare_row import SteadyAttention
-from edgelm_export.quantization.block_layout import Blocks, Floats, blocks_of_8_bits
 from edgelm_export.quantization.block_matmul import BlockQuantized
 from edgelm_export.quantization.fp16 import Float16Weights
 from edgelm_export.quantization.int8_kv_cache import Int8Cache
-from edgelm_export.quantization.reference import Source
+from edgelm_export.quantization.precision import FP16, Precision
+from edgelm_export.quantization.reference import Reference
 from edgelm_export.quantization.rowwise_int8 import RowwiseInt8, RowwiseInt8Embedding
 from edgelm_export.quantization.smoothing import Smoothed
 
@@ -21,43 +21,39 @@ from edgelm_export.quantization.smoothing import Smoothed
 class Plan:
     """What happens to which matrices.
 
-    `dtype` is fp16, int8 or int4. `block_size` 0 is int8 by rows and columns, for whole windows; otherwise
-    weights go in blocks, for steps with a cache. `kept` are kinds such as `mlp.down` that get the next better
-    precision: 8 bits in blocks instead of 4, 16 bits instead of 8.
+    `block_size` 0 is int8 row-wise, for whole windows; otherwise weights are quantised block-wise, for steps with a
+    cache. `int8_cache`: keys and values are kept in int8. Matrices of the kinds in `kept`, such as `mlp.down`, get
+    the precision's `kept_bits`.
     """
 
-    dtype: str
+    precision: Precision
     block_size: int = 0
+    int8_cache: bool = False
     kept: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         size = f" in blocks of {self.block_size}" if self.block_size else ""
-        better = "8" if self.dtype == "int4" else "16"
-        return self.dtype + size + (f", {' and '.join(self.kept)} at {better} bits" if self.kept else "")
+        kept = f", {' and '.join(self.kept)} at {self.precision.kept_bits} bits" if self.kept else ""
+        return f"{self.precision}{size}{kept}"
 
-    def apply(self, graph: ir.Model, source: Source) -> None:
-        """Rewrite `graph`, which is the one of `source`."""
-        if self.dtype == "fp16":
+    def apply(self, graph: ir.Model, reference: Reference) -> None:
+        """Rewrite `graph`, which is the one of `reference`."""
+        if self.precision is FP16:
             Float16Weights()(graph)
             return
-        names = [product.name for product in products(graph.graph)]
-        kept = {name for name in names if kind_of(name) in self.kept}
-
-        def rounded(name: str, matrix: Floats, bits: int) -> Blocks:
-            if bits == 8:
-                return blocks_of_8_bits(matrix, self.block_size)
-            return source.gptq_blocks(name, matrix, self.block_size)
-
-        if self.dtype == "int4":
-            BlockQuantized(lambda name: 8 if name in kept else 4, rounded)(graph)
-        elif self.block_size:
-            BlockQuantized(lambda name: 0 if name in kept else 8, rounded)(graph)
+        bits = {product.name: self._bits(product.name) for product in products(graph.graph)}
+        halved = {name for name, count in bits.items() if count == 16}
+        if self.block_size:
+            BlockQuantized(bits, self.block_size, reference.rounding)(graph)
         else:
-            Smoothed(source.input_sizes, keep=kept)(graph)
-            RowwiseInt8(keep=kept)(graph)
-        attention = SteadyAttention() if source.ranges is None else Int8Cache(source.ranges)
-        for step in (RowwiseInt8Embedding(), Float16Weights(only=kept), attention):
+            Smoothed(reference.stats.input_sizes, keep=halved)(graph)
+            RowwiseInt8(keep=halved)(graph)
+        attention = Int8Cache(reference.cache_ranges) if self.int8_cache else SteadyAttention()
+        for step in (RowwiseInt8Embedding(), Float16Weights(only=halved), attention):
             step(graph)
+
+    def _bits(self, name: str) -> int:
+        return self.precision.kept_bits if kind_of(name) in self.kept else self.precision.bits
 
 
 def kind_of(weight: str) -> str:

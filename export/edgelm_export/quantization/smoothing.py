@@ -21,11 +21,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
-from numpy.typing import NDArray
 
 from edgelm_export.passes.builder import Product, constant, products
-
-Floats = NDArray[np.float32]
+from edgelm_runtime.arrays import Floats
 
 # The least size of a feature or of its weights, as a share of the median: what the text hardly shows may
 # be common elsewhere, and must not be blown up.

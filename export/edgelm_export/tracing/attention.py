@@ -12,11 +12,9 @@ from typing import Any, Protocol
 
 import torch
 
-from edgelm.model import AttentionSpec
+from edgelm.model import AttentionSpec, visible
 from edgelm.model.transformer import rotate_by_table
-
-FIRST_OPSET, FUSED_OPSET, LAST_OPSET = 18, 23, 25
-"""Opsets that can be asked for; `Attention` and `RotaryEmbedding` exist from FUSED_OPSET on."""
+from edgelm_export.opsets import FUSED_OPSET
 
 
 class Operators(Protocol):
@@ -45,9 +43,7 @@ class Masks:
     def __call__(self, length: int, window: int, device: torch.device) -> torch.Tensor:
         if window not in self._made:
             position = torch.arange(length, device=device)
-            distance = position[:, None] - position
-            seen = distance >= 0
-            self._made[window] = seen & (distance < window) if window else seen
+            self._made[window] = visible(position[:, None] - position, window)
         return self._made[window]
 
 

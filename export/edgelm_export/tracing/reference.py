@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from edgelm.model import Transformer
-from edgelm_export.checks.parity import Answer, Floats, Ids
+from edgelm_export.checks.parity import Answer
+from edgelm_runtime.arrays import Floats, Ids
 
 
 def torch_answer(model: Transformer, vocab_size: int) -> Answer:

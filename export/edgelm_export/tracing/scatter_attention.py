@@ -13,11 +13,10 @@ from collections.abc import Sequence
 import torch
 
 from edgelm.config import ModelConfig
-from edgelm.model import AttentionSpec
+from edgelm.model import AttentionSpec, visible
+from edgelm_export.opsets import STATIC_CACHE_OPSET
 from edgelm_export.tracing.attention import one_node, rotary_node, spelled_out
 from edgelm_runtime.model_file.interface import CAPACITY
-
-STATIC_CACHE_OPSET = 24
 
 
 class StandardCachedOperators:
@@ -87,6 +86,5 @@ class StandardCachedOperators:
         assert self._positions is not None
         if window not in self._masks:
             distance = self._positions[:, None, :, None] - torch.arange(self._past[0].shape[2])
-            seen = distance >= 0
-            self._masks[window] = seen & (distance < window) if window else seen
+            self._masks[window] = visible(distance, window)
         return self._masks[window]

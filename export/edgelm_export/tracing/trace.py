@@ -23,11 +23,12 @@ from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
 from edgelm.model import Transformer
+from edgelm_export.opsets import FUSED_OPSET
 from edgelm_export.passes.builder import MICROSOFT
 from edgelm_export.passes.cleanup import finish
 from edgelm_export.passes.fuse import FuseSumAndNorm, PackQueryKeyValue
 from edgelm_export.passes.select_rows import SelectRowsEarly
-from edgelm_export.tracing.attention import FUSED_OPSET, FusedOperators, Operators, PlainOperators
+from edgelm_export.tracing.attention import FusedOperators, Operators, PlainOperators
 from edgelm_export.tracing.gqa_attention import CachedOperators
 from edgelm_export.tracing.scatter_attention import StandardCachedOperators
 from edgelm_runtime.model_file.interface import (

@@ -187,7 +187,8 @@ def _session_options(threads: int | None, optimize: bool) -> ort.SessionOptions:
     if threads is not None and (not isinstance(threads, int) or threads < 1):
         raise OptionError(f"threads is {threads!r}", "give a whole number of at least 1")
     options = ort.SessionOptions()
-    options.intra_op_num_threads = threads or default_threads()
+    # More threads than processors only wait for each other, and enough of them end the process.
+    options.intra_op_num_threads = min(threads, os.cpu_count() or threads) if threads else default_threads()
     options.inter_op_num_threads = 1
     options.log_severity_level = ERRORS_ONLY
     options.add_session_config_entry("session.force_spinning_stop", "1")

@@ -167,6 +167,8 @@ def _shows_json(template: str, content: str) -> bool:
     message = {"role": "user", "content": json.loads(content)}
     try:
         text = _render(template, [message], {"tools": None, "documents": None}, True)
+    except _UnusableTemplateError:
+        raise
     except OptionError:
         return False
     return PROBE in text and f"'{PROBE}'" not in text and f'"{PROBE}"' not in text
@@ -183,10 +185,16 @@ def _framing(template: str, special: tuple[tuple[str, str], ...], names: frozens
     for talk in ([system, user, answer, user], [user, answer, user], [user]):
         try:
             text = _render(template, _in_form(template, talk), variables, False)
+        except _UnusableTemplateError:
+            raise
         except OptionError:
             continue
         return frozenset(name for name in names if name in text) | ({*dict(special).values()} - {""})
     return names
+
+
+class _UnusableTemplateError(OptionError):
+    """A template that is no template, or that never ends, whatever the messages are."""
 
 
 def _render(
@@ -195,18 +203,17 @@ def _render(
     variables: Mapping[str, Any],
     add_generation_prompt: bool,
 ) -> str:
-    program = _compiled(template)
+    program = _program(template)[0]
+    from edgelm_runtime.text.template_budget import LimitError
     from edgelm_runtime.text.template_sandbox import render
 
     given = {"messages": conversation, "add_generation_prompt": add_generation_prompt, **variables}
     try:
         return render(program, given, text_size(given))
+    except (LimitError, RecursionError, MemoryError) as error:
+        raise _UnusableTemplateError(f"the model's chat template is not usable: {_about(error)}") from error
     except Exception as error:  # a template is a program, and can raise anything
-        raise _refused(error) from error
-
-
-def _compiled(template: str) -> Template:
-    return _program(template)[0]
+        raise OptionError(f"the model's chat template refuses these messages: {_about(error)}") from error
 
 
 def _variables(template: str) -> frozenset[str]:
@@ -223,12 +230,12 @@ def _program(template: str) -> tuple[Template, frozenset[str]]:
     try:
         return compiled(template)
     except Exception as error:
-        raise _refused(error) from error
+        raise _UnusableTemplateError(f"the model's chat template is not usable: {_about(error)}") from error
 
 
-def _refused(error: Exception) -> OptionError:
-    about = " ".join(str(error).split()) or type(error).__name__
-    return OptionError(f"the model's chat template refuses these messages: {about[:300]}")
+def _about(error: Exception) -> str:
+    """What went wrong, in one line."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:300]
 
 
 def _plain(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:

@@ -10,8 +10,11 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-MAX_STEPS = 1_000_000
-MAX_SECONDS = 10.0
+MAX_STEPS = 300_000
+"""Turns, calls and values; more for a long conversation."""
+MAX_SECONDS = 5.0
+MAX_DEPTH = 40
+"""Blocks inside each other."""
 MAX_SOURCE = 1 << 20
 MAX_TEXT = 1 << 21
 """Characters of one text; more for a long conversation."""
@@ -36,7 +39,7 @@ class Budget:
     def __init__(self, input_size: int) -> None:
         self.longest = MAX_TEXT + 4 * input_size
         self.items = MAX_ITEMS + input_size
-        self.characters = 16 * self.longest
+        self.characters = 128 * self.longest
         self.steps = MAX_STEPS + input_size
         self.deadline = time.monotonic() + MAX_SECONDS
 

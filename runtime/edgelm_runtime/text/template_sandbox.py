@@ -25,6 +25,7 @@ from jinja2.visitor import NodeTransformer
 
 from edgelm_runtime.text.template_budget import (
     MAX_BITS,
+    MAX_DEPTH,
     MAX_SOURCE,
     Budget,
     LimitError,
@@ -42,6 +43,18 @@ UNSAFE_METHODS = ("encode", "format_map", "maketrans", "translate")
 class _Metered(NodeTransformer):
     """Makes the parts of a template that Jinja gives no hook for report to the budget."""
 
+    def __init__(self) -> None:
+        self._depth = 0
+
+    def generic_visit(self, node: nodes.Node, *args: Any, **kwargs: Any) -> nodes.Node:
+        block = isinstance(node, (nodes.For, nodes.If, nodes.Macro, nodes.CallBlock, nodes.With))
+        self._depth += block
+        if self._depth > MAX_DEPTH:
+            raise LimitError(f"it nests blocks more than {MAX_DEPTH} levels deep")
+        super().generic_visit(node, *args, **kwargs)
+        self._depth -= block
+        return node
+
     def visit_For(self, node: nodes.For) -> nodes.For:
         self.generic_visit(node)
         turn = nodes.Filter(nodes.Const(None), "counted", [], [], None, None, lineno=node.lineno)
@@ -52,6 +65,12 @@ class _Metered(NodeTransformer):
         self.generic_visit(node)
         parts = nodes.List(node.nodes, lineno=node.lineno)
         return nodes.Filter(parts, "concatenated", [], [], None, None, lineno=node.lineno)
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
+        self.generic_visit(node)
+        if not isinstance(node.arg, nodes.Slice):
+            return node
+        return nodes.Filter(node, "counted", [], [], None, None, lineno=node.lineno)
 
     def visit_List(self, node: nodes.List) -> nodes.Filter:
         self.generic_visit(node)
@@ -113,10 +132,6 @@ class _Environment(ImmutableSandboxedEnvironment):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        value = super().getitem(obj, argument)
-        return now().made(value) if isinstance(argument, slice) else value
-
     def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = now()
         budget.step()
@@ -156,7 +171,7 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
             foresee(budget, name, value, given)
         elif name in ("batch", "slice", "round"):
             budget.width(*given)
-        elif name == "sum" and any(isinstance(start, (str, list, tuple)) and start for start in given[1:]):
+        elif name == "sum" and any(isinstance(start, (list, tuple)) for start in given):
             raise LimitError("it adds up lists")
         return budget.made(function(*args, **kwargs))
 

@@ -8,12 +8,11 @@ models needs it anyway, where rustbpe would be one dependency more. Its merges b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 
 from tokenizers import Regex, models, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Trainee
 
-from edgelm.training.documents import Piece, read_piece
+from edgelm.data.documents import Piece, Reading, read_piece
 from edgelm_runtime.errors import ConfigError
 from edgelm_runtime.text.tokenizer import DEFAULT_PATTERN, END_OF_TEXT, Tokenizer
 
@@ -54,14 +53,13 @@ def train_vocabulary(texts: Iterator[str], vocab_size: int, pattern: str = DEFAU
     return Tokenizer(tokens, pattern, special={END_OF_TEXT: len(tokens)})
 
 
-def sample_texts(pieces: Sequence[Piece], field: str, limit: int = SAMPLE_BYTES) -> Iterator[str]:
+def sample_texts(pieces: Sequence[Piece], reading: Reading, limit: int = SAMPLE_BYTES) -> Iterator[str]:
     """Texts of evenly spaced pieces, about `limit` bytes in all."""
     total = sum(piece.stop - piece.start for piece in pieces)
     stride = max(total / limit, 1.0)
     for index in range(int(len(pieces) / stride)):
-        with suppress(UnicodeDecodeError):
-            for passage in read_piece(pieces[int(index * stride)], field):
-                yield passage.text
+        for passage in read_piece(pieces[int(index * stride)], reading):
+            yield passage.text
 
 
 def _as_bytes(token: str) -> bytes:
@@ -72,7 +70,7 @@ def _byte_characters() -> dict[str, int]:
     """The byte that each character of a byte-level vocabulary stands for.
 
     The printable characters of Latin-1 stand for themselves, all other bytes, in order, for U+0100 and
-    the characters behind it; so GPT-2's `encoder.py` defines it, and `tokenizers` follows.
+    the characters after it; so GPT-2's `encoder.py` defines it, and `tokenizers` follows.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

@@ -3,8 +3,8 @@
 A folder of raw little-endian integers, uint16 where the vocabulary fits and uint32 where not, one file
 per task and side of the split, and an `index.json` that lists them. Tasks are encoded by threads:
 tiktoken works outside the interpreter's lock, so threads scale without a copy of the tokenizer each.
-Every document goes to one side, by a hash of its content, and end-of-text is put behind it; where that
-leaves one side too short, the tail of all tokens is held out instead.
+Every document goes to one side, by a hash of its content, between the tokens that the model puts around a text; where
+that leaves one side too short, the tail of all tokens is held out instead.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm.checkpoint import replaced_folder
-from edgelm.training.documents import Piece, read_piece
+from edgelm.data.documents import Piece, Reading, read_piece
+from edgelm.data.formats import format_of
+from edgelm_runtime.atomic_files import TEMPORARY
 from edgelm_runtime.errors import DataError
 from edgelm_runtime.text.tokenizer import Tokenizer
 
-INDEX = "index.json"
+INDEX, TOKENIZER = "index.json", "tokenizer.json"
 SIDES = ("train", "val")
 _TASK_BYTES = 4 << 20
 _MOST_TASKS = 512
 
 
 class TokenStream:
-    """Tokens of several memory-mapped arrays, one behind the other."""
+    """Tokens of several memory-mapped arrays, one after the other."""
 
     def __init__(self, parts: Iterable[NDArray[Any]]) -> None:
         self.parts = tuple(parts)
@@ -75,47 +77,78 @@ class TokenData:
     val: TokenStream
     documents: int
     skipped: tuple[str, ...]
-    """Files, or parts of files, that are not UTF-8 text."""
+    """Files, or parts of files, that are not text, and records that are not what they should be."""
     split: Split
     """How the held-out side was chosen."""
 
 
-def fingerprint(files: Sequence[Path], field: str, tokenizer: Tokenizer, holdout: float) -> str:
-    """Changes when anything changes that decides what the token files hold."""
-    about: list[object] = [field, tokenizer.digest, holdout]
-    for path in files:
-        facts = path.stat()
-        about.append([str(path.resolve()), facts.st_size, facts.st_mtime_ns])
-    return hashlib.sha256(json.dumps(about).encode()).hexdigest()
+@dataclass(frozen=True)
+class Frame:
+    """The ids that stand before and after every document; None for none."""
+
+    begin: int | None = None
+    end: int | None = None
 
 
-def stored_fingerprint(folder: Path) -> str:
-    """The fingerprint of the finished token files in `folder`; empty where there are none."""
+def content_digests(files: Sequence[Path], known: Iterable[Path] = ()) -> list[list[str]]:
+    """What was found at each path, and a digest of its content.
+
+    `known` are folders of token files: of what has the same path, size and time as one of their files, the content
+    is not read again.
+    """
+    seen = {found: digest for folder in known for found, digest in _read_index(folder).get("files", [])}
+    found = [(path, f"{path.resolve()} {path.stat().st_size} {path.stat().st_mtime_ns}") for path in files]
+    return [[what, seen.get(what) or _content_digest(path)] for path, what in found]
+
+
+def fingerprint(files: Sequence[Path], digests: Sequence[Sequence[str]], *settings: object) -> str:
+    """Changes when anything changes that decides what the token files hold, and not with a file's name or time."""
+    contents = [[digest, vars(format_of(path))] for path, (_, digest) in zip(files, digests, strict=True)]
+    return hashlib.sha256(json.dumps([contents, *settings]).encode()).hexdigest()[:16]
+
+
+def _content_digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def is_built(folder: Path) -> bool:
+    """Whether finished token files lie in `folder`."""
+    return bool(_read_index(folder))
+
+
+def _read_index(folder: Path) -> dict[str, Any]:
     try:
-        return str(json.loads((folder / INDEX).read_text(encoding="utf-8"))["fingerprint"])
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        return index if isinstance(index["tasks"], list) else {}
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        return {}
 
 
 def build(
     folder: Path,
     pieces: Sequence[Piece],
+    digests: Sequence[Sequence[str]],
     tokenizer: Tokenizer,
-    separator: int | None,
-    field: str,
+    frame: Frame,
+    reading: Reading,
     holdout: float,
-    mark: str,
     threads: int,
     progress: Callable[[int, int], None],
+    keep: Path | None = None,
 ) -> None:
     """Encode `pieces` into `folder`, replacing it whole. `progress` is told bytes done and bytes in all.
 
-    Raises DataError, OutputError.
+    The copy of standard input, `keep`, moves into the folder. Raises DataError, OutputError.
     """
     total = sum(piece.stop - piece.start for piece in pieces)
     dtype = np.dtype("<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4")
     with replaced_folder(folder) as new:
-        write = partial(_write_task, new, tokenizer, separator, field, holdout, dtype)
+        (new / TOKENIZER).write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
+        write = partial(_write_task, new, tokenizer, frame, reading, holdout, dtype)
         tasks = list(_grouped(pieces, max(_TASK_BYTES, total // _MOST_TASKS)))
         results, done = [], 0
         with ThreadPoolExecutor(threads) as pool:
@@ -127,8 +160,13 @@ def build(
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
-        index = {"fingerprint": mark, "dtype": dtype.str, "tasks": results}
+        index = {
+            "dtype": dtype.str, "tasks": results, "skipped": [*reading.skipped, *reading.bad],
+            "files": digests,
+        }  # fmt: skip
         (new / INDEX).write_text(json.dumps(index), encoding="utf-8")
+        if keep is not None:
+            keep.replace(new / keep.name.removeprefix(TEMPORARY))
 
 
 def _grouped(pieces: Sequence[Piece], task_bytes: int) -> Iterator[list[Piece]]:
@@ -147,8 +185,8 @@ def _grouped(pieces: Sequence[Piece], task_bytes: int) -> Iterator[list[Piece]]:
 def _write_task(
     folder: Path,
     tokenizer: Tokenizer,
-    separator: int | None,
-    field: str,
+    frame: Frame,
+    reading: Reading,
     holdout: float,
     dtype: np.dtype[Any],
     number: int,
@@ -156,23 +194,21 @@ def _write_task(
 ) -> dict[str, Any]:
     """Encode one task into a file per side. Returns its entry of the index."""
     paths = [folder / f"{side}-{number:05d}.bin" for side in SIDES]
-    counts, documents, skipped = [0, 0], 0, []
+    counts, documents = [0, 0], 0
     with paths[0].open("wb") as train, paths[1].open("wb") as val:
         files: tuple[BinaryIO, BinaryIO] = (train, val)
         for piece in task:
-            try:
-                for passage in read_piece(piece, field):
-                    side = int(passage.key < holdout * 2**64)
-                    ids = tokenizer.encode(passage.text)
-                    if passage.ends_document and separator is not None:
-                        ids.append(separator)
-                    files[side].write(np.array(ids, dtype=dtype).tobytes())
-                    counts[side] += len(ids)
-                    documents += passage.ends_document
-            except UnicodeDecodeError:
-                whole = piece.start == 0 and piece.ends_file
-                skipped.append(str(piece.path) if whole else f"{piece.path} ({piece.start}-{piece.stop})")
-    return {"tokens": counts, "documents": documents, "skipped": skipped}
+            for passage in read_piece(piece, reading):
+                side = int(passage.key < holdout * 2**64)
+                ids = tokenizer.encode(passage.text)
+                if passage.begins_document and frame.begin is not None:
+                    ids.insert(0, frame.begin)
+                if passage.ends_document and frame.end is not None:
+                    ids.append(frame.end)
+                files[side].write(np.array(ids, dtype=dtype).tobytes())
+                counts[side] += len(ids)
+                documents += passage.ends_document
+    return {"tokens": counts, "documents": documents}
 
 
 def load(folder: Path, context: int, holdout: float) -> TokenData:
@@ -180,7 +216,7 @@ def load(folder: Path, context: int, holdout: float) -> TokenData:
 
     Raises DataError where there are too few tokens for that, with both numbers.
     """
-    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    index = _read_index(folder)
     dtype = np.dtype(index["dtype"])
     sides: list[TokenStream] = []
     for side, name in enumerate(SIDES):
@@ -192,7 +228,7 @@ def load(folder: Path, context: int, holdout: float) -> TokenData:
         )
         sides.append(TokenStream(parts))
     train, val = sides
-    skipped = tuple(name for task in index["tasks"] for name in task["skipped"])
+    skipped = tuple(index["skipped"])
     documents = sum(task["documents"] for task in index["tasks"])
     train, val, split = _split(train, val, context + 1, holdout, skipped)
     return TokenData(train, val, documents, skipped, split)
@@ -205,7 +241,7 @@ def _split(
     or nothing, on the held-out side; then the tail of all tokens is held out."""
     total = len(train) + len(val)
     if total < window:
-        unread = f" ({len(skipped)} files are not UTF-8 text)" if skipped else ""
+        unread = f" ({len(skipped)} left out: {skipped[0]})" if skipped else ""
         raise DataError(
             f"the data has {total} tokens{unread}, and one training example takes context_length + 1 = {window}",
             "give more text or a smaller --context-length",

@@ -1,0 +1,94 @@
+"""The evaluation text, which quality is measured on, and the calibration text, which rounding is fitted to.
+
+They never share a token, or the measure would flatter. Both come from the user's text, or from the two samples next to
+this module (prose and code, independent of any tokenizer); for a model without a tokenizer they are drawn from the
+model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from edgelm_runtime.arrays import Ids
+from edgelm_runtime.errors import OptionError
+from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.loop import generate_ids
+from edgelm_runtime.model_file.metadata import ModelFile
+
+EVALUATION = Path(__file__).with_name("evaluation.txt")
+CALIBRATION = Path(__file__).with_name("calibration.txt")
+WINDOW = 256  # tokens in a pass
+LARGEST_TEXT = 4096  # tokens that are used of a longer text
+# Rows drawn from a model without a tokenizer, for evaluation and for calibration, and their length: a row is
+# recomputed for each token, so many short ones are the quicker way to as many tokens.
+EVALUATION_ROWS, EVALUATION_LENGTH = 8, 128
+CALIBRATION_ROWS, CALIBRATION_LENGTH = 16, 48
+
+
+@dataclass(frozen=True)
+class EvaluationText:
+    """Windows of ids, and what to call them."""
+
+    name: str
+    windows: Sequence[Ids]
+
+
+def evaluation_text(model: ModelFile, decoder: Decoder, text: Path | None = None) -> EvaluationText:
+    """The beginning of `text`, or of the built-in one. Raises OptionError where it cannot be read or is too short."""
+    if model.tokenizer is None:
+        if text is not None:
+            raise OptionError("the model has no tokenizer for a calibration text", "leave the text out")
+        rows = _drawn(decoder, range(EVALUATION_ROWS), EVALUATION_LENGTH)
+        return EvaluationText("text drawn from the model", rows)
+    source = text or EVALUATION
+    ids = _ids(model, source)
+    windows = _cut(model, ids[:LARGEST_TEXT])
+    if not windows:
+        raise OptionError(f"the calibration text {source} has {len(ids)} tokens", "give a longer one")
+    return EvaluationText("the built-in sample" if text is None else text.name, windows)
+
+
+def calibration_windows(model: ModelFile, decoder: Decoder, text: Path | None = None) -> list[Ids]:
+    """Windows of ids that are not in the evaluation text.
+
+    What is left of the user's text, then the built-in one; without a tokenizer, other draws from the model.
+    """
+    if model.tokenizer is None:
+        seeds = range(EVALUATION_ROWS, EVALUATION_ROWS + CALIBRATION_ROWS)
+        return _drawn(decoder, seeds, CALIBRATION_LENGTH)
+    rest = _ids(model, text)[LARGEST_TEXT:] if text is not None else np.zeros(0, np.int64)
+    return _cut(model, np.append(rest, _ids(model, CALIBRATION))[:LARGEST_TEXT])
+
+
+def _ids(model: ModelFile, source: Path) -> Ids:
+    assert model.tokenizer is not None
+    try:
+        content = source.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(
+            f"cannot read the calibration text {source}: {error}", "give a UTF-8 file"
+        ) from error
+    return np.array(model.tokenizer.encode(content), np.int64)
+
+
+def _cut(model: ModelFile, ids: Ids) -> list[Ids]:
+    """`ids` in windows as long as a pass, of two ids at least."""
+    start = np.array([] if model.begin_id is None else [model.begin_id], np.int64)
+    size = min(WINDOW, model.context_length)
+    windows = [np.append(start, ids[at : at + size]) for at in range(0, len(ids), size)]
+    return [window for window in windows if len(window) > 1]
+
+
+def _drawn(decoder: Decoder, seeds: range, longest: int) -> list[Ids]:
+    """A row for each of `seeds`, which begins with a token of its own."""
+    length = min(longest, max(2, decoder.context_length))
+    starts = np.random.default_rng(2).integers(0, decoder.vocab_size, seeds.stop).tolist()
+    rows = [
+        [start, *generate_ids(decoder, [start], max_new_tokens=length - 1, temperature=1.0, seed=seed)]
+        for seed, start in zip(seeds, starts[seeds.start :], strict=True)
+    ]
+    return [np.array(row, np.int64) for row in rows]
