@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from edgelm.cli.options import load_model, loading_options, read_text
+from edgelm.cli.arguments import read_text
+from edgelm.cli.options import load_model, loading_options
 from edgelm_runtime.errors import OptionError
 
 ABOVE_ZERO = click.FloatRange(0, 1e6, min_open=True)
