@@ -30,7 +30,9 @@ class RopeScaling:
 
     `linear` divides every frequency by `factor`. `llama3` and `yarn` divide the slow ones only, with a
     ramp between; their fields carry the names and meanings of the Hugging Face `rope_scaling` entry.
-    `divisors` gives one divisor per feature pair, which is how GGUF files store Llama 3's scaling.
+    `divisors` gives one divisor per feature pair, which is how GGUF files store Llama 3's scaling, and what LongRoPE
+    is within the original context. `attention_factor` multiplies cosines and sines of yarn and divisors; None takes
+    YaRN's own rule, or 1.
     """
 
     kind: RopeScalingKind
@@ -89,7 +91,7 @@ class ModelConfig:
     gated_mlp: bool = False
     qkv_bias: bool = True
     attention_bias: bool = True
-    """Bias of the projection behind the attention heads."""
+    """Bias of the projection after the attention heads."""
     mlp_bias: bool = True
     head_bias: bool = False
     tied_head: bool = True
@@ -99,6 +101,8 @@ class ModelConfig:
     """Leading features of each head that rotate. 0: all of them."""
     rope_theta: float = 10_000.0
     rope_scaling: RopeScaling | None = None
+    rotary_layers: tuple[bool, ...] = ()
+    """Which layers rotate, repeated over the depth (SmolLM3 leaves out every fourth). Empty: all of them."""
 
     sliding_window: int = 0
     """Tokens that a local layer sees, itself included. 0: every layer sees everything."""
@@ -110,9 +114,13 @@ class ModelConfig:
     attention_scale: float = 0.0
     """Factor on query-key products. 0: `1 / sqrt(head_dim)`."""
     query_key_norm: bool = False
+    query_key_norm_joint: bool = False
+    """One norm over the features of all heads together, and not one for each head (OLMo 2)."""
     parallel_residual: bool = False
+    pre_norm: bool = True
+    """Norms before attention and MLP."""
     post_norm: bool = False
-    """A further norm behind attention and MLP, before the residual sum (Gemma)."""
+    """Norms after attention and MLP, before the residual sum (Gemma)."""
     embedding_scale: float = 1.0
     attention_softcap: float = 0.0
     logit_softcap: float = 0.0
@@ -182,10 +190,17 @@ class ModelConfig:
         if self.sliding_window and not self.local_layers:
             put("local_layers", (True,))
         put("local_layers", tuple(bool(local) for local in self.local_layers))
+        put("rotary_layers", tuple(bool(turns) for turns in self.rotary_layers))
 
     def is_local(self, layer: int) -> bool:
         """Whether `layer` sees only the last `sliding_window` tokens."""
         return bool(self.sliding_window and self.local_layers[layer % len(self.local_layers)])
+
+    def rotates(self, layer: int) -> bool:
+        """Whether queries and keys of `layer` are rotated by their positions."""
+        if self.position != "rotary":
+            return False
+        return not self.rotary_layers or self.rotary_layers[layer % len(self.rotary_layers)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` reads them back."""
@@ -203,8 +218,9 @@ class ModelConfig:
         try:
             if isinstance(given.get("rope_scaling"), Mapping):
                 given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
-            if "local_layers" in given:
-                given["local_layers"] = tuple(given["local_layers"])
+            for name in ("local_layers", "rotary_layers"):
+                if name in given:
+                    given[name] = tuple(given[name])
             return cls(**given)
         except TypeError as error:
             raise ConfigError(f"incomplete model configuration: {error}") from error

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 
-class SeedHead(nn.Module):
+class ScratchHead(nn.Module):
     def __init__(self, size: int, width: int, context: int) -> None:
         super().__init__()
         self.key, self.query, self.value = (nn.Linear(width, size, bias=False) for _ in range(3))
@@ -22,12 +22,12 @@ class SeedHead(nn.Module):
         return scores.masked_fill(self.tril[:length, :length] == 0, -torch.inf).softmax(-1) @ self.value(x)
 
 
-class SeedBlock(nn.Module):
+class ScratchBlock(nn.Module):
     def __init__(self, heads: int, width: int, context: int, projection: bool) -> None:
         super().__init__()
         self.ln1, self.ln2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.attn = nn.Module()
-        self.attn.heads = nn.ModuleList(SeedHead(width // heads, width, context) for _ in range(heads))
+        self.attn.heads = nn.ModuleList(ScratchHead(width // heads, width, context) for _ in range(heads))
         if projection:
             self.attn.proj = nn.Linear(width, width)
         self.mlp = nn.Module()
@@ -40,7 +40,7 @@ class SeedBlock(nn.Module):
         return x + self.mlp.proj(F.relu(self.mlp.hidden(self.ln2(x))))
 
 
-class Seed(nn.Module):
+class LlmFromScratch(nn.Module):
     """The model of train-llm-from-scratch by its formulas, under its names."""
 
     def __init__(
@@ -48,7 +48,7 @@ class Seed(nn.Module):
     ) -> None:
         super().__init__()
         self.token_embed, self.position_embed = nn.Embedding(vocab, width), nn.Embedding(context, width)
-        self.attn_blocks = nn.ModuleList(SeedBlock(heads, width, context, projection) for _ in range(3))
+        self.attn_blocks = nn.ModuleList(ScratchBlock(heads, width, context, projection) for _ in range(3))
         self.layer_norm, self.lm_head = nn.LayerNorm(width), nn.Linear(width, vocab)
         self.register_buffer("pos_idxs", torch.arange(context))
 

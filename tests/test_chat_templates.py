@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import tokenizers
+from edgelm.importers.tokenizers.convert import convert
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from edgelm.importers.tokenizers.convert import convert
 from edgelm_runtime import OptionError, Tokenizer
 from edgelm_runtime.text.chat_template import encode_chat
 

@@ -7,8 +7,9 @@ transposed square matrix stay hidden at one token.
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import tokenizers
@@ -17,7 +18,12 @@ import transformers
 
 from edgelm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from edgelm.importers import load_source
+from edgelm.importers.generation import DroppedSettingWarning
+from edgelm.importers.huggingface.defaults import DEFAULTS
+from edgelm.importers.huggingface.families import FAMILIES, LAYERS
+from edgelm.importers.settings import Settings
 from edgelm_runtime.errors import CheckpointError, ConfigError, EdgelmError, TokenizerError
+from edgelm_runtime.generation.options import defaults_from_file, split_options
 
 torch.set_num_threads(1)
 VOCAB, LENGTH = 97, 24
@@ -94,6 +100,97 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "phi3 partial rotary, window": ("Phi3", {**LLAMA, "partial_rotary_factor": 0.5, "sliding_window": 6}),
+    "phi3 longrope": (
+        "Phi3",
+        {
+            **LLAMA,
+            "max_position_embeddings": 128,
+            "original_max_position_embeddings": 32,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0, 1.1, 1.3, 1.7, 2.2, 3.1],
+                "long_factor": [2.0] * 6,
+            },
+        },
+    ),
+    "smollm3": ("SmolLM3", {**LLAMA, "no_rope_layer_interval": 2}),
+    "smollm3 windows": (
+        "SmolLM3",
+        {
+            **LLAMA,
+            "no_rope_layers": [1, 0, 1],
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma": ("Gemma", {**LLAMA, "num_key_value_heads": 1, "head_dim": 14}),
+    "gemma2": ("Gemma2", {**GEMMA, "attn_logit_softcapping": 4.0, "final_logit_softcapping": 9.0}),
+    "granite": (
+        "Granite",
+        {
+            **LLAMA,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.11,
+            "logits_scaling": 0.7,
+        },
+    ),
+    "granite tied, biases": (
+        "Granite",
+        {
+            **LLAMA,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 3.0,
+            "tie_word_embeddings": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "olmo2": ("Olmo2", LLAMA),
+    "olmo3": (
+        "Olmo3",
+        {
+            **LLAMA,
+            "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {
+                "full_attention": {**YARN},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            },
+        },
+    ),
+    "exaone4 windows": (
+        "Exaone4",
+        {
+            **LLAMA,
+            "sliding_window": 6,
+            "sliding_window_pattern": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+        },
+    ),
+    "exaone4 no window": (
+        "Exaone4",
+        {**LLAMA, "sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+    "stablelm": ("StableLm", {**LLAMA, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm parallel": (
+        "StableLm",
+        {**LLAMA, "use_parallel_residual": True, "partial_rotary_factor": 0.4, "hidden_size": 60},
+    ),
+    "phi3 odd rotary width": ("Phi3", {**LLAMA, "partial_rotary_factor": 0.25}),
+    "gpt_neox odd rotary width": ("GPTNeoX", {**NEOX, "rotary_pct": 0.3}),
+    "phi": ("Phi", {**LLAMA, "num_key_value_heads": 4}),
+    "phi grouped, normed": ("Phi", {**LLAMA, "qk_layernorm": True}),
+    "starcoder2": ("Starcoder2", {**LLAMA, "sliding_window": 5}),
+    "starcoder2 untied, no bias": ("Starcoder2", {**LLAMA, "use_bias": False, "tie_word_embeddings": False}),
+    "helium": ("Helium", {**LLAMA, "head_dim": 12}),
+    "ernie4_5": ("Ernie4_5", {**LLAMA, "head_dim": 14, "use_bias": True}),
+    "seed_oss": ("SeedOss", {**LLAMA, "head_dim": 14, "attention_out_bias": True}),
+    "internlm3": ("InternLM3", {**LLAMA, "head_dim": 14, "attention_bias": True, "mlp_bias": True}),
 }
 
 
@@ -106,6 +203,7 @@ def build(name: str, **further: Any) -> Any:
     )
     torch.manual_seed(7)
     head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    kind = "Llama" if kind == "InternLM3" else kind  # the reference has a config of its own and Llama's model
     model = getattr(transformers, f"{kind}{head}")(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -192,14 +290,24 @@ def test_wrappers_prefixes_come_off(prefix: str, tmp_path: Path) -> None:
     compare(load_source(tmp_path, tokenizer="none"), model)
 
 
-def test_tying_follows_from_the_tensors(tmp_path: Path) -> None:
-    """The flag of the config is wrong in both directions; a head that is stored and equal is tied."""
+def rewrite(path: Path, change: dict[str, Any]) -> None:
+    """Change fields of a JSON file; those that are None go."""
+    values = {**json.loads(path.read_text()), **change}
+    path.write_text(json.dumps({name: value for name, value in values.items() if value is not None}))
+
+
+def test_tying_follows_from_equal_tensors_or_the_files_word(tmp_path: Path) -> None:
+    """A head of its own counts whatever the flag says; one that is missing is never guessed."""
     tied, untied = build("llama tied, one kv head, odd head_dim"), build("llama")
-    for name, model, flag in (("a", tied, False), ("b", untied, True)):
-        model.save_pretrained(tmp_path / name)
-        config = json.loads((tmp_path / name / "config.json").read_text())
-        (tmp_path / name / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": flag}))
-        compare(load_source(tmp_path / name, tokenizer="none"), model)
+    untied.save_pretrained(tmp_path / "a")
+    rewrite(tmp_path / "a" / "config.json", {"tie_word_embeddings": True})
+    compare(load_source(tmp_path / "a", tokenizer="none"), untied)
+    tied.save_pretrained(tmp_path / "b")
+    assert load_source(tmp_path / "b", tokenizer="none").config.tied_head
+    for flag in (False, None):  # Llama's default is a head of its own
+        rewrite(tmp_path / "b" / "config.json", {"tie_word_embeddings": flag})
+        with pytest.raises(CheckpointError, match=r"missing lm_head\.weight"):
+            load_source(tmp_path / "b", tokenizer="none")
     state = {key: value.clone() for key, value in tied.state_dict().items()}
     assert torch.equal(state["lm_head.weight"], state["model.embed_tokens.weight"])
     tied.config.save_pretrained(tmp_path / "c")
@@ -225,7 +333,11 @@ def test_missing_and_unknown_weights_are_listed(tmp_path: Path) -> None:
     [
         ("llama", {"model_type": "mamba"}, "mamba"),
         ("llama", {"rope_parameters": None, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
-        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "longrope"}}, "short_factor is None"),
+        ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
+        ("llama", {"attention_bias": True}, "attention_bias is true, and the weights have no such biases"),
+        ("smollm3", {"no_rope_layers": [1, 2, 3]}, "no_rope_layers"),
+        ("llama", {"model_type": "hunyuan_v1_dense"}, "hunyuan_v1_dense"),
         ("llama rope yarn", {"rope_parameters": {**YARN, "truncate": False}}, "truncate"),
         ("llama", {"hidden_act": "laplace"}, "laplace"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),
@@ -291,7 +403,17 @@ GENERATION: list[tuple[dict[str, Any], dict[str, Any], str | None, bool, dict[st
     ({"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 40, "repetition_penalty": 1.1},
      {"eos_token": {"content": "<|turn|>"}, "bos_token": "<|begin|>"}, "{{ x }}", False,
      {"end_ids": [2, 1], "bos_id": 0, "add_bos": False, "chat_template": "{{ x }}", "temperature": 0.6, "top_p": 0.9,
-      "top_k": 40, "repeat_penalty": 1.1}),
+      "top_k": 40, "repeat_penalty": 1.1, "repeat_last_n": -1}),
+    # Gemma 3's: sampling without a temperature is at 1, and among 50 tokens where nothing is said.
+    ({"do_sample": True, "top_p": 0.95, "eos_token_id": 2}, {}, None, False,
+     {"end_ids": [2], "temperature": 1.0, "top_k": 50, "top_p": 0.95}),
+    ({"do_sample": True, "temperature": 0.7, "top_k": -1}, {}, None, False,
+     {"end_ids": [1], "temperature": 0.7, "top_k": 0}),
+    ({"do_sample": True, "temperature": 0.7, "top_k": 30.0}, {}, None, False,
+     {"end_ids": [1], "temperature": 0.7, "top_k": 30}),
+    ({"stop_strings": ["\nUser"], "suppress_tokens": [5, 7], "bad_words_ids": [[7], [9]], "max_new_tokens": 2048},
+     {}, None, False,
+     {"end_ids": [1], "stop": ["\nUser"], "banned_tokens": [5, 7, 9], "max_new_tokens": 2048}),
     ({"do_sample": False, "temperature": 0.6}, {"chat_template": "{{ a }}"}, None, False,
      {"end_ids": [1], "chat_template": "{{ a }}"}),
     ({}, {"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]}, None, False,
@@ -318,6 +440,138 @@ def test_generation_settings_come_along(
     assert checkpoint.generation == expected
     assert checkpoint.tokenizer is not None
     assert checkpoint.tokenizer.encode("the hat") == small_tokenizer(False).encode("the hat").ids
+
+
+@pytest.mark.parametrize(
+    ("defaults", "named"),
+    [
+        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size 3"),
+        ({"bad_words_ids": [[5, 6]]}, r"bad_words_ids \[\[5, 6\]\]"),
+        ({"do_sample": True, "temperature": -2.0}, "temperature is -2"),
+        ({"do_sample": True, "top_p": 0}, "top_p is 0"),
+        ({"repetition_penalty": "high"}, "repeat_penalty is 'high'"),
+        ({"max_new_tokens": [5]}, "max_new_tokens is"),
+        ({"stop_strings": ["", "x"]}, "left out"),
+        ({"num_beams": 4, "length_penalty": 0.5}, "length_penalty 0.5; num_beams 4"),
+    ],
+)
+def test_what_is_not_carried_over_is_named(defaults: dict[str, Any], named: str, tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
+    with pytest.warns(DroppedSettingWarning, match=named):
+        generation = load_source(tmp_path, tokenizer="none").generation
+    split_options(defaults_from_file(generation))
+
+
+def test_generation_settings_that_change_nothing_are_not_named(tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    for defaults in (
+        transformers.GenerationConfig().to_dict(),
+        {"_from_model_config": True, "pad_token_id": 3, "num_beams": 1, "use_cache": True, "max_length": 20},
+    ):
+        (tmp_path / "generation_config.json").write_text(json.dumps(defaults))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert load_source(tmp_path, tokenizer="none").generation == {"end_ids": [1]}
+
+
+@pytest.mark.parametrize(
+    ("file", "change"),
+    [
+        ("config.json", {"eos_token_id": VOCAB}),
+        ("config.json", {"eos_token_id": -1}),
+        ("generation_config.json", {"eos_token_id": [1, 5000]}),
+        ("generation_config.json", {"eos_token_id": "</s>"}),
+        ("generation_config.json", {"suppress_tokens": [VOCAB]}),
+    ],
+)
+def test_ids_outside_the_vocabulary_are_refused(file: str, change: dict[str, Any], tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    (tmp_path / "generation_config.json").write_text("{}")
+    rewrite(tmp_path / file, change)
+    with pytest.raises(CheckpointError, match=r"outside the vocabulary of 97|must be a token id"):
+        load_source(tmp_path, tokenizer="none")
+
+
+class Recorder(dict[str, Any]):
+    """A dictionary that remembers which keys were asked for."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self.asked.add(key)
+        return super().get(key, default)
+
+
+# Fields that are read where they are there, without a default of their own.
+OPTIONAL = {"rope_parameters", "rope_scaling", "layer_types", "original_max_position_embeddings", "quantization_config",
+            "model_type", "hidden_activation", "partial_rotary_factor", "attn_logit_softcapping"}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", DEFAULTS)
+def test_fields_that_are_left_out_have_the_default_of_transformers(kind: str) -> None:
+    """Field by field against the configuration class, and no field is read that has no default here."""
+    reference = transformers.CONFIG_MAPPING[kind]
+    empty = reference()
+    rope = getattr(empty, "rope_parameters", None) or {}
+    full, near = rope.get("full_attention", rope), rope.get("sliding_attention", {})
+    moved = {
+        "rope_theta": full.get("rope_theta"), "rotary_emb_base": full.get("rope_theta"),
+        "partial_rotary_factor": full.get("partial_rotary_factor"), "rotary_pct": full.get("partial_rotary_factor"),
+        "rope_local_base_freq": near.get("rope_theta"),
+        "sliding_window_pattern": getattr(empty, "_sliding_window_pattern", None),
+    }  # fmt: skip
+    for name, value in DEFAULTS[kind].items():
+        theirs = getattr(reference, name, moved.get(name))
+        if name == "attention_types":
+            theirs = empty.attention_types
+        assert value == theirs, name
+    Recorder.asked = set()
+    layers = next(empty.to_dict()[name] for name in LAYERS if name in empty.to_dict())
+    settings = Settings(Recorder(DEFAULTS[kind]), "x")
+    fields = FAMILIES[kind][1](settings, {}, layers)
+    for ours, names in {
+        "width": ("hidden_size", "n_embd"), "num_heads": ("num_attention_heads", "num_heads", "n_head"),
+        "context_length": ("max_position_embeddings", "n_positions"), "num_kv_heads": ("num_key_value_heads",),
+        "head_dim": ("head_dim",),
+    }.items():  # fmt: skip
+        theirs = next((getattr(empty, name) for name in names if getattr(empty, name, None)), None)
+        assert ours not in fields or theirs is None or fields[ours] == theirs, ours
+    local = [layer_type == "sliding_attention" for layer_type in getattr(empty, "layer_types", None) or []]
+    if any(local) and fields.get("sliding_window"):
+        kinds = fields["local_layers"]
+        assert [kinds[layer % len(kinds)] for layer in range(layers)] == local
+        assert fields["sliding_window"] == empty.sliding_window
+    assert Recorder.asked - OPTIONAL <= set(DEFAULTS[kind])
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt_neo", "gemma3_text", "phi3 longrope"])
+def test_values_of_the_wrong_kind_are_errors(name: str, tmp_path: Path) -> None:
+    """Any field may hold anything: it is read, refused by name, or of no meaning, and never a traceback."""
+    build(name).save_pretrained(tmp_path)
+    good = json.loads((tmp_path / "config.json").read_text())
+    for field in good:
+        for value in (
+            None,
+            True,
+            -1,
+            0,
+            2.5,
+            1e308,
+            10**30,
+            "x",
+            [],
+            [1],
+            ["a"],
+            {},
+            {"a": [1]},
+            {"rope_type": 5},
+        ):
+            (tmp_path / "config.json").write_text(json.dumps({**good, field: value}))
+            try:
+                load_source(tmp_path, tokenizer="none")
+            except EdgelmError as error:
+                assert "\n" not in str(error)
 
 
 def test_no_tokenizer_names_the_ways_on(tmp_path: Path) -> None:

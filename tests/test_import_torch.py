@@ -1,4 +1,4 @@
-"""PyTorch checkpoints of the seed system and of nanoGPT, by small re-creations of both models, and what
+"""PyTorch checkpoints of train-llm-from-scratch and of nanoGPT, by small re-creations of both models, and what
 a hostile or damaged file may not do."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edgelm.checkpoint import load_checkpoint
 from edgelm.cli.import_command import command
 from edgelm.importers import load_source
 from edgelm_runtime.errors import CheckpointError, EdgelmError, TokenizerError
-from tests.published_models import NanoGPT, Seed
+from tests.published_models import LlmFromScratch, NanoGPT
 
 torch.set_num_threads(1)
 
@@ -46,7 +46,7 @@ def compare(source: Path, reference: nn.Module, vocab: int, **options: Any) -> A
     return checkpoint
 
 
-# The seed system
+# train-llm-from-scratch
 
 
 def prefixed(prefix: str, state: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +70,7 @@ SEED_FILES = {
 
 @pytest.mark.parametrize("kind", SEED_FILES)
 def test_seed_checkpoints(kind: str, tmp_path: Path) -> None:
-    model = random_weights(Seed())
+    model = random_weights(LlmFromScratch())
     torch.save(SEED_FILES[kind](model.state_dict()), tmp_path / "m.pt")
     checkpoint = compare(tmp_path / "m.pt", model, 70)
     assert (checkpoint.config.vocab_size, checkpoint.config.context_length, checkpoint.config.num_heads) == (
@@ -81,13 +81,13 @@ def test_seed_checkpoints(kind: str, tmp_path: Path) -> None:
 
 
 def test_seed_checkpoints_without_projection(tmp_path: Path) -> None:
-    model = random_weights(Seed(projection=False))
+    model = random_weights(LlmFromScratch(projection=False))
     torch.save({"model_state_dict": model.state_dict()}, tmp_path / "m.pt")
     compare(tmp_path / "m.pt", model, 70)
 
 
 def test_seed_keys_that_do_not_fit_are_listed(tmp_path: Path) -> None:
-    state = random_weights(Seed()).state_dict()
+    state = random_weights(LlmFromScratch()).state_dict()
     del state["attn_blocks.1.attn.proj.bias"]
     torch.save({"model_state_dict": {**state, "gate.weight": torch.ones(2)}}, tmp_path / "m.pt")
     with pytest.raises(CheckpointError, match=r"missing attn_blocks.1.attn.proj.bias; unknown gate.weight"):
@@ -103,7 +103,7 @@ def test_seed_text_is_r50k_unless_the_file_says_otherwise(
         raise OSError(f"cannot download {name}")
 
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    state = random_weights(Seed(vocab=300)).state_dict()
+    state = random_weights(LlmFromScratch(vocab=300)).state_dict()
     torch.save({"model_state_dict": state}, tmp_path / "m.pt")
     with pytest.raises(TokenizerError, match=r"r50k_base.*--tokenizer PATH\|NAME, or --tokenizer none"):
         load_source(tmp_path / "m.pt")
@@ -198,7 +198,7 @@ def test_files_that_want_more_than_tensors_are_refused_by_name(old_format: bool,
         (RunsCode(mark), r"(posix|nt)\.system"),
         (argparse.Namespace(a=1), r"argparse\.Namespace"),
     ):
-        saved = {"model_state_dict": Seed().state_dict(), "extra": value}
+        saved = {"model_state_dict": LlmFromScratch().state_dict(), "extra": value}
         torch.save(saved, tmp_path / "m.pt", _use_new_zipfile_serialization=not old_format)
         with pytest.raises(CheckpointError, match=name):
             load_source(tmp_path / "m.pt", tokenizer="none")
@@ -209,7 +209,7 @@ def test_files_that_want_more_than_tensors_are_refused_by_name(old_format: bool,
 
 
 def test_files_before_pytorch_1_6_are_read(tmp_path: Path) -> None:
-    model = random_weights(Seed())
+    model = random_weights(LlmFromScratch())
     torch.save(model.state_dict(), tmp_path / "m.pt", _use_new_zipfile_serialization=False)
     compare(tmp_path / "m.pt", model, 70)
 
@@ -223,7 +223,7 @@ def refused_quickly(path: Path, match: str) -> None:
 
 def test_damaged_files_say_so(tmp_path: Path) -> None:
     path = tmp_path / "m.pt"
-    torch.save({"model_state_dict": random_weights(Seed()).state_dict()}, path)
+    torch.save({"model_state_dict": random_weights(LlmFromScratch()).state_dict()}, path)
     whole = path.read_bytes()
     for length in (0, 2, 100, len(whole) // 2, len(whole) - 10):
         path.write_bytes(whole[:length])
@@ -231,7 +231,7 @@ def test_damaged_files_say_so(tmp_path: Path) -> None:
 
 
 def test_tensors_larger_than_their_bytes_are_refused(tmp_path: Path) -> None:
-    state = Seed().state_dict()
+    state = LlmFromScratch().state_dict()
     state["lm_head.weight"] = torch.ones(1).as_strided((10**6, 10**6), (0, 0))
     torch.save({"model_state_dict": state}, tmp_path / "m.pt")
     refused_quickly(tmp_path / "m.pt", r"lm_head.weight claims shape \(1000000, 1000000\)")
@@ -317,7 +317,7 @@ def test_import_command(tmp_path: Path) -> None:
     alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     trainer = tokenizers.trainers.BpeTrainer(vocab_size=260, initial_alphabet=alphabet, show_progress=False)
     reference.train_from_iterator(["the thing"], trainer)
-    model = random_weights(Seed(vocab=300))
+    model = random_weights(LlmFromScratch(vocab=300))
     torch.save({"model_state_dict": model.state_dict()}, tmp_path / "m.pt")
     reference.save(str(tmp_path / "tokenizer.json"))
     arguments = [str(tmp_path / "m.pt"), "--out", str(tmp_path / "out"), "--tokenizer"]

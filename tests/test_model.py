@@ -13,16 +13,16 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from edgelm.config import ModelConfig, RopeScaling
-from edgelm.importers.weight_names import NANOGPT, SEED
+from edgelm.importers.weight_names import LLM_FROM_SCRATCH, NANOGPT
 from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
 from edgelm.model import AttentionSpec, Transformer, causal_attention
 from edgelm.model.position import rotary_table, rotate
 from edgelm_runtime.errors import ConfigError
-from tests.published_models import NanoGPT, Seed
+from tests.published_models import LlmFromScratch, NanoGPT
 from tests.small_models import ARCHITECTURES, small_model
 
 torch.set_num_threads(1)
-SEED_CONFIG = ModelConfig(
+LLM_FROM_SCRATCH_CONFIG = ModelConfig(
     vocab_size=70, context_length=26, width=30, num_layers=3, num_heads=5, activation="relu", qkv_bias=False,
     tied_head=False, head_bias=True, init="pytorch",
 )  # fmt: skip
@@ -43,8 +43,8 @@ def with_weights_of(reference: torch.nn.Module, family: Any, config: ModelConfig
 def test_the_seed_model_is_a_value_of_the_config() -> None:
     """Logits, loss and gradients of the model that this project grew out of."""
     torch.manual_seed(0)
-    reference = Seed()
-    model = with_weights_of(reference, SEED, SEED_CONFIG)
+    reference = LlmFromScratch()
+    model = with_weights_of(reference, LLM_FROM_SCRATCH, LLM_FROM_SCRATCH_CONFIG)
     ids = torch.randint(0, 70, (3, 26))
     expected = reference(ids[:, :-1])
     logits, loss = model(ids[:, :-1], ids[:, 1:])

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from edgelm.checkpoint import Checkpoint
-from edgelm.model.decoder import TorchDecoder
+from edgelm.model import TorchDecoder
 from edgelm_export import export_checkpoint
 from edgelm_runtime import LanguageModel, generate_ids, load
 from tests.small_models import small_model, small_tokenizer

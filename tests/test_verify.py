@@ -17,6 +17,7 @@ from edgelm_export import compare_with_checkpoint, export_checkpoint
 from edgelm_export.files.writer import append_metadata
 from edgelm_runtime.errors import EdgelmError, ModelFileError, VerificationError
 from edgelm_runtime.model_file.digest import DIGEST_KEY, file_digest
+from edgelm_runtime.model_file.opened import OpenModel
 from edgelm_runtime.reports.verify import verify
 from tests.small_models import small_checkpoint, small_model
 
@@ -90,6 +91,11 @@ CHANGES_WITH_NEW_DIGEST: dict[str, tuple[Change, str]] = {
 }
 
 
+def digest_of(path: Path) -> dict[str, str]:
+    with OpenModel(path) as model:
+        return file_digest(model)
+
+
 def changed(source: Path, target: Path, change: Change) -> Path:
     model = onnx.load(source)
     change(model)
@@ -124,7 +130,7 @@ def test_changes_are_found_by_the_golden_vectors(name: str, exported: Path, tmp_
         model.metadata_props.remove(metadata(model, DIGEST_KEY))
 
     path = changed(exported, tmp_path / "m.onnx", and_digest)
-    append_metadata(path, {DIGEST_KEY: json.dumps(file_digest(path))})
+    append_metadata(path, {DIGEST_KEY: json.dumps(digest_of(path))})
     with pytest.raises(VerificationError, match=message):
         verify(path, "cpu", 1)
 
@@ -144,9 +150,9 @@ def test_a_file_cut_anywhere_is_refused(exported: Path, tmp_path: Path) -> None:
         with pytest.raises(EdgelmError):
             verify(path, "cpu", 1)
         try:
-            assert file_digest(path) != file_digest(exported)
+            assert digest_of(path) != digest_of(exported)
         except ModelFileError as error:
-            assert "cut off" in str(error) or "not an ONNX model" in str(error)
+            assert any(reason in str(error) for reason in ("cut off", "not an ONNX model", "is empty"))
 
 
 def test_against_a_checkpoint(exported: Path) -> None:

@@ -69,8 +69,8 @@ def _model_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "quality",
             (
-                f"{quality['plan']}: perplexity {quality['perplexity']:.4g}, {quality['ppl_increase_pct']:+.2f}% compared "
-                f"with fp32, top-1 agreement {quality['top1_agreement']:.1%} on {quality['text']}"
+                f"{quality['plan']}: perplexity {quality['perplexity']:.4g}, {quality['ppl_increase_pct']:+.2f}% "
+                f"compared with fp32, top-1 agreement {quality['top1_agreement']:.1%} on {quality['text']}"
             ),
         )
     yield from _origin(about["origin"])

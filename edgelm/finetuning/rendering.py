@@ -23,7 +23,7 @@ Tools = list[dict[str, Any]] | None
 # Around what `{% generation %}` marks: characters that no text holds.
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _TAG = r"\{%[-+]?\s*generation\s*(?:-%\}\s*|\+?%\}\n?)"
-_END_TAG = r"(?:(?<=\n)[ \t]*|\s*(?=\{%-))\{%[-+]?\s*endgeneration\s*[-+]?%\}"
+_END_TAG = r"(?:(?<=\n)[ \t]*|\s*(?=\{%-)|)\{%[-+]?\s*endgeneration\s*[-+]?%\}"
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Renderer:
                 return [marked]
         answers = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
         whole = self._encode(messages, tools, False)
-        spans = [self._span(whole, messages[:index], tools) for index in answers]
+        spans = [self._span(whole, messages[: index + 1], tools) for index in answers]
         if all(span is not None for span in spans) and (len(answers) == 1 or self._each_ends(whole, spans)):
             return [self._row(whole, spans)]
         return [self._own_row(messages[: index + 1], tools) for index in answers]
@@ -83,12 +83,15 @@ class Renderer:
         ids = encode_chat(messages, self.template, self.tokenizer, self.special, prompt, **options)
         return [*self.begin, *ids]
 
-    def _span(self, whole: list[int], before: Messages, tools: Tools) -> tuple[int, int] | None:
-        """From where to where in `whole` the answer to `before` goes; None where that is no beginning of it."""
+    def _span(self, whole: list[int], messages: Messages, tools: Tools) -> tuple[int, int] | None:
+        """From where to where in `whole` the last of `messages`, an answer, goes; None where it is shown otherwise."""
+        before = messages[:-1]
         prompt = self._encode(before, tools, True) if before else list(self.begin)
-        if whole[: len(prompt)] != prompt:
+        end = self._answer_end(whole, len(prompt))
+        own = self._encode(messages, tools, False)
+        if whole[: len(prompt)] != prompt or whole[:end] != own[:end]:
             return None
-        return len(prompt), self._answer_end(whole, len(prompt))
+        return len(prompt), end
 
     def _answer_end(self, ids: list[int], start: int) -> int:
         """After the first end token from `start` on, or at the end."""

@@ -14,14 +14,17 @@ import re
 from pathlib import Path
 
 from edgelm.checkpoint import CONFIG, TOKENIZER, WEIGHTS, Checkpoint, checkpoint_folder, load_checkpoint
+from edgelm.importers.files.safe_files import has, inside, read_json
+from edgelm.importers.files.torch_files import read_torch
+from edgelm.importers.generation import check_generation, within
 from edgelm.importers.gguf.model import load_gguf
 from edgelm.importers.huggingface.folder import download, load_huggingface
-from edgelm.importers.pytorch.files import read_torch
-from edgelm.importers.pytorch.llm_from_scratch import is_seed, load_seed, state_of
+from edgelm.importers.pytorch.llm_from_scratch import is_llm_from_scratch, load_llm_from_scratch, state_of
 from edgelm.importers.pytorch.nanogpt import is_nanogpt, load_nanogpt
-from edgelm.importers.safe_files import has, inside, read_json
-from edgelm.importers.tokenizers.choose import IDS_ONLY, read_tokenizer
+from edgelm.importers.requested_tokenizer import requested_tokenizer
+from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
@@ -32,59 +35,64 @@ def load_source(source: str | Path, tokenizer: str | None = None) -> Checkpoint:
     `tokenizer` replaces the source's own: a path, a tiktoken name, or "none" for ids only. Raises
     CheckpointError for what is missing, damaged or unknown, TokenizerError where a tokenizer is lacking.
     """
-    path = Path(source)
+    path, choice = Path(source), requested_tokenizer(tokenizer)
     if path.is_dir():
-        checkpoint = _load_folder(path, tokenizer)
+        checkpoint = _load_folder(path, choice)
     elif path.is_file():
-        checkpoint = _load_file(path, tokenizer)
+        checkpoint = _load_file(path, choice)
     elif HUB_NAME.fullmatch(str(source)):
-        checkpoint = load_huggingface(download(str(source)), tokenizer)
+        checkpoint = load_huggingface(download(str(source)), choice)
     else:
         raise CheckpointError(
             f"there is no {source}", "give a file, a folder, or org/name of a model on the hub"
         )
+    ids = checkpoint.tokenizer.vocab_size if checkpoint.tokenizer else checkpoint.config.vocab_size
+    if choice.requested is not None:
+        checkpoint.generation = within(checkpoint.generation, ids, str(source))
+    check_generation(checkpoint.generation, ids, str(source))
     checkpoint.origin.setdefault("path", str(source))
     return checkpoint
 
 
-def _load_folder(folder: Path, tokenizer: str | None) -> Checkpoint:
+def _load_folder(folder: Path, choice: TokenizerChoice) -> Checkpoint:
     if any(has(folder / name, CONFIG) and has(folder / name, WEIGHTS) for name in ("best", "last")):
-        return _edgelm(folder, tokenizer)
+        return _edgelm(folder, choice)
     if has(folder, CONFIG):
         values = read_json(inside(folder, CONFIG))
-        return _edgelm(folder, tokenizer) if "model" in values else load_huggingface(folder, tokenizer)
+        return _edgelm(folder, choice) if "model" in values else load_huggingface(folder, choice)
     if has(folder, "ckpt.pt"):
-        return _load_file(inside(folder, "ckpt.pt"), tokenizer)
+        return _load_file(inside(folder, "ckpt.pt"), choice)
     raise CheckpointError(
         f"{folder} holds no model that is known",
         "a folder needs a config.json with weights, or nanoGPT's ckpt.pt",
     )
 
 
-def _edgelm(folder: Path, tokenizer: str | None) -> Checkpoint:
+def _edgelm(folder: Path, choice: TokenizerChoice) -> Checkpoint:
     folder = checkpoint_folder(folder)
     for name in (CONFIG, WEIGHTS, TOKENIZER):
         has(folder, name)  # refuses a link that leads out of the folder
     checkpoint = load_checkpoint(folder)
-    if tokenizer is not None:
-        checkpoint.tokenizer = None if tokenizer == IDS_ONLY else read_tokenizer(tokenizer).tokenizer
+    own = None if checkpoint.tokenizer is None else ImportedTokenizer(checkpoint.tokenizer)
+    found = choice.tokenizer(lambda: own, checkpoint.config.vocab_size, str(folder))
+    checkpoint.tokenizer = None if found is None else found.tokenizer
     return checkpoint
 
 
-def _load_file(path: Path, tokenizer: str | None) -> Checkpoint:
+def _load_file(path: Path, choice: TokenizerChoice) -> Checkpoint:
     with path.open("rb") as file:
         start = file.read(16)
     if start.startswith(b"GGUF"):
-        return load_gguf(path, tokenizer)
+        return load_gguf(path, choice)
     if path.suffix == ".safetensors" or start[8:9] == b"{":
         if has(path.parent, CONFIG):
-            return _load_folder(path.parent, tokenizer)
+            return _load_folder(path.parent, choice)
         raise CheckpointError(f"{path} has no {CONFIG} beside it", "give the whole folder")
     saved = read_torch(path)
     if is_nanogpt(saved):
-        return load_nanogpt(saved, path, tokenizer)
-    if is_seed(saved):
-        return load_seed(saved, path, tokenizer)
+        return load_nanogpt(saved, path, choice)
+    if is_llm_from_scratch(saved):
+        return load_llm_from_scratch(saved, path, choice)
     state = state_of(saved)
     keys = ", ".join(str(key) for key in list(state)[:8]) if isinstance(state, dict) else type(saved).__name__
     raise CheckpointError(

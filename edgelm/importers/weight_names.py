@@ -7,47 +7,8 @@ of a gated `up` are the gate, then the rest; rotary features are paired half a r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
-from edgelm.config import ModelConfig
+from edgelm.importers.weight_arrangements import halves_apart, heads_apart, plus_one, transposed
 from edgelm.importers.weight_rules import Arrange, Family, Rule, join
-
-
-def transposed(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
-    """GPT-2's Conv1D keeps (in, out); a Linear keeps (out, in). Biases stay as they are."""
-    return join(tensors, config).t()
-
-
-def plus_one(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
-    """Gemma's norms multiply by 1 + weight."""
-    return join(tensors, config).float() + 1
-
-
-def heads_apart(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
-    """GPT-NeoX keeps query, key and value of each head together: (heads, 3, head_dim) rows."""
-    rows = join(tensors, config)
-    each = rows.view(config.num_heads, 3, config.head_dim, *rows.shape[1:])
-    return each.transpose(0, 1).reshape(rows.shape)
-
-
-def halves_apart(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
-    """llama.cpp pairs neighbouring rotary features (2i, 2i + 1); here a pair is half the rotation apart.
-
-    Takes query, key and value rows. The way there is `LlamaModel.permute` of llama.cpp's converter.
-    """
-    query, key, value = tensors
-    return torch.cat(
-        [_halved(query, config.num_heads, config), _halved(key, config.num_kv_heads, config), value]
-    )
-
-
-def _halved(rows: torch.Tensor, heads: int, config: ModelConfig) -> torch.Tensor:
-    each = rows.view(heads, config.head_dim, *rows.shape[1:])  # fails for figures that do not fit
-    rotary = config.rotary_dim
-    order = [*range(0, rotary, 2), *range(1, rotary, 2), *range(rotary, config.head_dim)]
-    return each[:, order].reshape(rows.shape)
 
 
 def _both(target: str, *sources: str, arrange: Arrange = join) -> tuple[Rule, Rule]:
@@ -58,7 +19,7 @@ def _both(target: str, *sources: str, arrange: Arrange = join) -> tuple[Rule, Ru
     )
 
 
-SEED = Family(
+LLM_FROM_SCRATCH = Family(
     rules=(
         *_both("token_embedding", "token_embed"),
         *_both("position_embedding", "position_embed"),
@@ -147,22 +108,36 @@ GPT_NEOX = Family(
 )
 
 
-def _llama(norms: tuple[Rule, ...], norm: Arrange) -> Family:
-    attention = "layers.{i}.self_attn."
+_ATTENTION = "layers.{i}.self_attn."
+_NORM_BEFORE_MLP = _both("blocks.{i}.mlp_norm", "layers.{i}.post_attention_layernorm")
+_UP = ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj")
+
+
+def _llama(
+    norms: tuple[Rule, ...] = _NORM_BEFORE_MLP,
+    norm: Arrange = join,
+    qkv: tuple[str, ...] = tuple(_ATTENTION + part for part in ("q_proj", "k_proj", "v_proj")),
+    order: Arrange = join,
+    out: str = _ATTENTION + "o_proj",
+    up: tuple[str, ...] = _UP,
+    down: str = "layers.{i}.mlp.down_proj",
+    key_norms: tuple[str, str] = ("q_norm", "k_norm"),
+    final: str = "norm",
+) -> Family:
+    """Llama's names, and what others call the same."""
+    query, key = (_ATTENTION + name for name in key_norms)
     return Family(
         rules=(
             *_both("token_embedding", "embed_tokens"),
             *_both("blocks.{i}.attention_norm", "layers.{i}.input_layernorm", arrange=norm),
-            *_both(
-                "blocks.{i}.attention.qkv", *(attention + part for part in ("q_proj", "k_proj", "v_proj"))
-            ),
-            *_both("blocks.{i}.attention.query_norm", attention + "q_norm", arrange=norm),
-            *_both("blocks.{i}.attention.key_norm", attention + "k_norm", arrange=norm),
-            *_both("blocks.{i}.attention.out", attention + "o_proj"),
+            *_both("blocks.{i}.attention.qkv", *qkv, arrange=order),
+            *_both("blocks.{i}.attention.query_norm", query, arrange=norm),
+            *_both("blocks.{i}.attention.key_norm", key, arrange=norm),
+            *_both("blocks.{i}.attention.out", out),
             *norms,
-            *_both("blocks.{i}.mlp.up", "layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"),
-            *_both("blocks.{i}.mlp.down", "layers.{i}.mlp.down_proj"),
-            *_both("final_norm", "norm", arrange=norm),
+            *_both("blocks.{i}.mlp.up", *up),
+            *_both("blocks.{i}.mlp.down", down),
+            *_both("final_norm", final, arrange=norm),
             *_both("head", "lm_head"),
         ),
         layer="layers.",
@@ -172,15 +147,36 @@ def _llama(norms: tuple[Rule, ...], norm: Arrange) -> Family:
     )
 
 
-LLAMA = _llama(_both("blocks.{i}.mlp_norm", "layers.{i}.post_attention_layernorm"), join)
-GEMMA3 = _llama(
-    (
+LLAMA = _llama()
+# Rotary features paired with their neighbours, as in llama.cpp.
+LLAMA_NEIGHBOURS = _llama(order=halves_apart)
+GEMMA = _llama(
+    norms=_both("blocks.{i}.mlp_norm", "layers.{i}.post_attention_layernorm", arrange=plus_one), norm=plus_one
+)
+GEMMA2 = _llama(
+    norms=(
         *_both("blocks.{i}.attention_post_norm", "layers.{i}.post_attention_layernorm", arrange=plus_one),
         *_both("blocks.{i}.mlp_norm", "layers.{i}.pre_feedforward_layernorm", arrange=plus_one),
         *_both("blocks.{i}.mlp_post_norm", "layers.{i}.post_feedforward_layernorm", arrange=plus_one),
     ),
-    plus_one,
+    norm=plus_one,
 )
+# OLMo 2 and 3, EXAONE 4: norms after attention and MLP, none before.
+NORMS_AFTER = _llama(
+    norms=(
+        *_both("blocks.{i}.attention_post_norm", "layers.{i}.post_attention_layernorm"),
+        *_both("blocks.{i}.mlp_post_norm", "layers.{i}.post_feedforward_layernorm"),
+    )
+)
+PHI3 = _llama(qkv=(_ATTENTION + "qkv_proj",), up=("layers.{i}.mlp.gate_up_proj",))
+# Attention and MLP in parallel, from one norm.
+_ONE_NORM = _both("blocks.{i}.mlp_norm", "layers.{i}.input_layernorm")
+STABLELM_PARALLEL = _llama(norms=_ONE_NORM)
+PHI = _llama(
+    norms=_ONE_NORM, out=_ATTENTION + "dense", up=("layers.{i}.mlp.fc1",), down="layers.{i}.mlp.fc2",
+    key_norms=("q_layernorm", "k_layernorm"), final="final_layernorm",
+)  # fmt: skip
+STARCODER2 = _llama(up=("layers.{i}.mlp.c_fc",), down="layers.{i}.mlp.c_proj")
 
 
 def _gguf(qkv: tuple[Rule, ...], up: tuple[str, ...]) -> Family:

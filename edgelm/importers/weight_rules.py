@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -84,10 +84,34 @@ class Family:
         found = {int(match[1]) for name in weights if (match := start.match(name))}
         return max(found, default=-1) + 1
 
-    def tied(self, weights: Weights) -> bool:
-        """Whether the head is the embedding: no tensor of its own, or one that is equal."""
+    def rows(self, weights: Weights, source: str) -> int:
+        """The rows of the embedding. Raises CheckpointError where there is none."""
+        embedding = weights.get(self.embedding)
+        if embedding is None or len(embedding.shape) != 2:
+            raise CheckpointError(f"the weights of {source} do not fit: missing {self.embedding}")
+        return embedding.shape[0]
+
+    def scaled(self, target: str, factor: float) -> Family:
+        """The same names, where the weight and bias `target` are multiplied by `factor`."""
+
+        def scaled(rule: Rule) -> Rule:
+            def arrange(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+                return rule.arrange(tensors, config).float() * factor
+
+            return replace(rule, arrange=arrange)
+
+        both = (f"{target}.weight", f"{target}.bias")
+        return replace(
+            self, rules=tuple(scaled(rule) if rule.target in both else rule for rule in self.rules)
+        )
+
+    def tied(self, weights: Weights, said: bool) -> bool:
+        """Whether the head is the embedding: `said` so by the file where it holds no head, or equal to it.
+
+        A head that is missing without such a word stays missing: it may lie in another file.
+        """
         if self.head not in weights:
-            return True
+            return said
         head, embedding = weights[self.head], weights.get(self.embedding)
         if embedding is None or head.shape != embedding.shape:
             return False
@@ -123,9 +147,13 @@ def take_weights(
     """
     plan = weight_plan(family, config)
     check_names(family, plan, weights, source)
-    return {
-        target: _made(target, rule, names, config, weights, source) for target, (rule, names) in plan.items()
-    }
+    made, taken = {}, set()
+    for target, (rule, names) in plan.items():
+        weight = _made(target, rule, names, config, weights, source)
+        # Two weights that come from one tensor (parallel parts after one norm) are two from here on.
+        made[target] = weight if taken.isdisjoint(names) else weight.clone()
+        taken.update(names)
+    return made
 
 
 def weight_plan(family: Family, config: ModelConfig) -> dict[str, tuple[Rule, list[str]]]:

@@ -1,6 +1,19 @@
-"""The PyTorch model: one `Transformer`, composed from parts by a `ModelConfig`."""
+"""The PyTorch model: one `Transformer`, composed from parts by a `ModelConfig`.
+
+from edgelm.model import generate
+ids = generate(checkpoint.model, [1, 2, 3], max_new_tokens=20)
+"""
 
 from edgelm.model.attention import Attend, AttentionSpec, causal_attention, visible
+from edgelm.model.decoder import TorchDecoder, generate
 from edgelm.model.transformer import Transformer
 
-__all__ = ["Attend", "AttentionSpec", "Transformer", "causal_attention", "visible"]
+__all__ = [
+    "Attend",
+    "AttentionSpec",
+    "TorchDecoder",
+    "Transformer",
+    "causal_attention",
+    "generate",
+    "visible",
+]

@@ -81,6 +81,7 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads = config.num_heads, config.num_kv_heads
         self.head_dim = config.head_dim
+        self.counts = (config.num_heads, config.num_kv_heads, config.num_kv_heads)
         self.dropout = config.dropout
         self.spec = AttentionSpec(
             layer=layer,
@@ -91,25 +92,27 @@ class Attention(nn.Module):
         rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self.qkv = nn.Linear(config.width, rows, bias=config.qkv_bias)
         self.out = nn.Linear(config.num_heads * config.head_dim, config.width, bias=config.attention_bias)
-        normed = config.query_key_norm
-        self.query_norm = make_norm(config, config.head_dim) if normed else nn.Identity()
-        self.key_norm = make_norm(config, config.head_dim) if normed else nn.Identity()
+        self.joint_norm = config.query_key_norm_joint
+        sizes = [count * config.head_dim if self.joint_norm else config.head_dim for count in self.counts[:2]]
+        normed = [make_norm(config, size) if config.query_key_norm else nn.Identity() for size in sizes]
+        self.query_norm, self.key_norm = normed
 
     def forward(self, x: torch.Tensor, rotate: Rotate | None, attend: Attend) -> torch.Tensor:
         batch, length, _ = x.shape  # (B, T, width)
-        heads, kv = self.num_heads, self.num_kv_heads
         # Cut before heads and length change places: an exporter's operators take rows as they leave `qkv`.
-        counts = (heads, kv, kv)
-        parts = self.qkv(x).split([count * self.head_dim for count in counts], dim=-1)
+        query, key, value = self.qkv(x).split([count * self.head_dim for count in self.counts], dim=-1)
+        if self.joint_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
         query, key, value = (
             part.view(batch, length, count, self.head_dim).transpose(1, 2)
-            for part, count in zip(parts, counts, strict=True)
+            for part, count in zip((query, key, value), self.counts, strict=True)
         )
-        query, key = self.query_norm(query), self.key_norm(key)
+        if not self.joint_norm:
+            query, key = self.query_norm(query), self.key_norm(key)
         if rotate is not None:
             query, key = rotate(query), rotate(key)
         spec = self.spec
         if self.training and self.dropout:
             spec = AttentionSpec(spec.layer, spec.scale, spec.window, spec.softcap, self.dropout)
         mixed = attend(query, key, value, spec)
-        return self.out(mixed.transpose(1, 2).reshape(batch, length, heads * self.head_dim))
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim))

@@ -1,4 +1,4 @@
-"""PyTorch behind the runtime's generation loop: same window, sampler and rules, other engine."""
+"""The runtime's generation loop over a PyTorch model: same window, sampler and rules, another engine."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class TorchDecoder(Decoder):
 
 
 def generate(model: Transformer, prompt: Sequence[int], **options: Any) -> list[int]:
-    """Token ids that continue `prompt`; see `edgelm_runtime.generate_ids`. The model's mode is restored."""
+    """Token ids that continue `prompt`, by the same loop, sampler and sliding window as the runtime.
+
+    `options` are those of `edgelm_runtime.generate_ids`. Gradients are off; the model runs in eval mode and
+    is left in the mode that it was in.
+    """
     training = model.training
     model.eval()
     try:

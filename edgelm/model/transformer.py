@@ -12,8 +12,7 @@ Choices, and why:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -40,15 +39,18 @@ def rotate_by_table(
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); or both from the same x (`parallel_residual`)."""
+    """x + attention(norm(x)), then x + mlp(norm(x)); or both from the same x (`parallel_residual`).
+
+    Norms stand before the two parts, after them, or both (`pre_norm`, `post_norm`).
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.parallel = config.parallel_residual
-        self.attention_norm = make_norm(config)
+        self.attention_norm = make_norm(config) if config.pre_norm else nn.Identity()
         self.attention = Attention(config, layer)
         self.attention_post_norm = make_norm(config) if config.post_norm else nn.Identity()
-        self.mlp_norm = make_norm(config)
+        self.mlp_norm = make_norm(config) if config.pre_norm else nn.Identity()
         self.mlp = MLP(config)
         self.mlp_post_norm = make_norm(config) if config.post_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
@@ -146,6 +148,7 @@ class Transformer(nn.Module):
         full, local = self._rotations(positions, rotate_by)
         for layer, block in enumerate(self.blocks):
             turn = local if self.config.is_local(layer) else full
+            turn = turn if self.config.rotates(layer) else None
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(block, x, turn, attend, use_reentrant=False)
             else:
@@ -183,13 +186,3 @@ class Transformer(nn.Module):
         if targets is None:
             return logits, None
         return logits, F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
-
-    def generate(self, prompt: Sequence[int], **options: Any) -> list[int]:
-        """Token ids that continue `prompt`, by the same loop, sampler and sliding window as the runtime.
-
-        `options` are those of `edgelm_runtime.generate_ids`. Gradients are off; eval mode is used and
-        the mode found is restored.
-        """
-        from edgelm.model.decoder import generate
-
-        return generate(self, prompt, **options)

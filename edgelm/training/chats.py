@@ -20,6 +20,7 @@ from edgelm.finetuning.dpo import Pairs
 from edgelm.finetuning.rendering import Renderer, Row
 from edgelm.finetuning.rows import ChatRows, HeldOutRows, ShuffledRows, save_rows
 from edgelm.finetuning.templates import with_template
+from edgelm.model import generate
 from edgelm.training.config import TrainingConfig
 from edgelm.training.material import Material
 from edgelm.training.report import Reporter
@@ -248,7 +249,7 @@ def ask(checkpoint: Checkpoint, chat: Mapping[str, Any], most: int = 64) -> tupl
     renderer = Renderer.of(tokenizer, checkpoint.generation)
     before = messages[:last]
     ids = renderer.prompt(before, chat.get("tools")) if before else list(renderer.begin) or [0]
-    made = checkpoint.model.generate(ids, end_ids=renderer.ends, max_new_tokens=most, temperature=0.0)
+    made = generate(checkpoint.model, ids, end_ids=renderer.ends, max_new_tokens=most, temperature=0.0)
     known = [token_id for token_id in made if token_id < tokenizer.vocab_size]
     question = before[-1].get("content") if before else ""
     return str(question), tokenizer.decode(known, skip_special=True).strip()

@@ -21,7 +21,7 @@ from edgelm.finetuning.lora import add_adapters
 from edgelm.finetuning.rows import ChatRows
 from edgelm.finetuning.templates import widened
 from edgelm.importers import load_source
-from edgelm.model import Attend, Transformer, causal_attention
+from edgelm.model import Attend, Transformer, causal_attention, generate
 from edgelm.training.attention import blocked_attention
 from edgelm.training.chats import ask, chat_material, held_out_chats, prepare_rows, spoken_as
 from edgelm.training.config import RunConfig, TrainingConfig
@@ -262,6 +262,6 @@ def sample_text(checkpoint: Checkpoint, prompt: str, length: int = 120) -> str:
     ends = checkpoint.generation.get("end_ids", [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ContextWarning)  # a sample may well be longer than a small context
-        made = checkpoint.model.generate(ids, end_ids=ends, max_new_tokens=length, temperature=0.7, seed=0)
+        made = generate(checkpoint.model, ids, end_ids=ends, max_new_tokens=length, temperature=0.7, seed=0)
     # A vocabulary padded beyond the tokenizer can be sampled from a model that has not learned better.
     return prompt + tokenizer.decode([i for i in made if i < tokenizer.vocab_size], skip_special=True)

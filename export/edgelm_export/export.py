@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
-from edgelm.model import Transformer
-from edgelm.model.decoder import TorchDecoder
+from edgelm.model import TorchDecoder, Transformer
 from edgelm_export.checks.golden import golden_prompts, golden_vectors
 from edgelm_export.checks.parity import ParityReport, compare, make_cases
 from edgelm_export.files.metadata import graph_facts, seal
@@ -99,7 +98,7 @@ def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, repo
         entries[GOLDEN] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
         parameters = sum(weight.numel() for weight in model.parameters())
         entries[GRAPH] = graph_facts(graph, FP32, parameters, sidecar)
-        seal(new, entries, sidecar)
+        seal(new, entries)
         report(str(verify(new, "cpu")))
     return parity
 

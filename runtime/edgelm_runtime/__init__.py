@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from edgelm_runtime.language_model import LanguageModel
     from edgelm_runtime.loading import load
     from edgelm_runtime.model_file.metadata import ModelFile
+    from edgelm_runtime.reports.verify import VerifyReport, verify
     from edgelm_runtime.scoring import Score
     from edgelm_runtime.serving.engine import Engine, EngineStatus
     from edgelm_runtime.serving.ticket import Ticket
@@ -71,10 +72,12 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "VerificationError",
+    "VerifyReport",
     "byte_tokenizer",
     "generate_ids",
     "load",
     "load_tokenizer",
+    "verify",
 ]
 
 _MODULES = {
@@ -84,6 +87,7 @@ _MODULES = {
     "ContextWarning": "generation.results", "Generation": "generation.results", "Piece": "generation.results",
     "Stats": "generation.results", "RecomputeDecoder": "engine.recompute_decoder",
     "ModelFile": "model_file.metadata", "Tokenizer": "text.tokenizer",
+    "VerifyReport": "reports.verify", "verify": "reports.verify",
     "Engine": "serving.engine", "EngineStatus": "serving.engine", "Ticket": "serving.ticket",
     "byte_tokenizer": "text.tokenizer_loading", "load_tokenizer": "text.tokenizer_loading",
 }  # fmt: skip

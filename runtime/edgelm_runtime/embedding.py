@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from edgelm_runtime.engine.graph_inputs import empty_cache, padded
 from edgelm_runtime.engine.session import Session
-from edgelm_runtime.errors import ModelFileError, OptionError
+from edgelm_runtime.errors import ModelFileError, NumericsError
 from edgelm_runtime.model_file.interface import INPUT_IDS, LOGITS_AT
-from edgelm_runtime.validation import whole
+from edgelm_runtime.validation import choice, whole
 
 Layer = Literal["hidden", "embeddings"]
 Pooling = Literal["mean", "last", "none"]
@@ -29,11 +29,11 @@ def embed_rows(
 ) -> list[Floats]:
     """A vector (width,) for each row of token ids; with pooling `none` its states (T, width).
 
-    Raises OptionError for an unknown option, ModelFileError where the file lacks the output `layer`.
+    Raises OptionError for an unknown option, ModelFileError where the file lacks the output `layer`, NumericsError
+    where a state is not finite.
     """
-    for name, value, choices in (("layer", layer, Layer), ("pooling", pooling, Pooling)):
-        if value not in get_args(choices):
-            raise OptionError(f"{name} is {value!r}", f"choose one of {', '.join(get_args(choices))}")
+    choice("layer", layer, get_args(Layer))
+    choice("pooling", pooling, get_args(Pooling))
     whole("batch_size", batch_size, 1)
     if layer not in session.outputs:
         raise ModelFileError(f"this model file has no output {layer!r}", f"export it with --outputs {layer}")
@@ -41,6 +41,10 @@ def embed_rows(
     for start in range(0, len(rows), batch_size):
         for state in _states(session, rows[start : start + batch_size], layer):
             pooled = _pooled(state, pooling)
+            if not np.isfinite(pooled).all():
+                raise NumericsError(
+                    f"the model's {layer} states are not finite", "check the model with `edgelm verify`"
+                )
             vectors.append(_unit(pooled) if normalize else pooled)
     return vectors
 

@@ -64,6 +64,10 @@ class CheckpointError(EdgelmError):
     """A checkpoint or another source of weights is missing, damaged or of an unknown kind."""
 
 
+class PointerError(ModelFileError, TokenizerError, CheckpointError):
+    """A Git LFS pointer stands in the place of a model, weights or tokenizer file."""
+
+
 class OutputError(EdgelmError):
     """A result cannot be written where it was asked for."""
 

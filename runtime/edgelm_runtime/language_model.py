@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,7 @@ class LanguageModel:
         self._prompts = Prompts(info)
         self._session = session
         self._decoder = decoder
+        self._engines: WeakSet[Engine] = WeakSet()
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -241,7 +243,9 @@ class LanguageModel:
             prompt, rest = self._prompts.split_chat_options(cast(ChatOptions, options))
             return self._row(self.chat_prompt(messages, **prompt), sample, **rest)
 
-        return Engine(self._open_decoder(), self._row, chat_row, parallel, queue)
+        engine = Engine(self._open_decoder(), self._row, chat_row, parallel, queue)
+        self._engines.add(engine)
+        return engine
 
     def _row(self, prompt: Prompt, sample: int, **options: Any) -> Row:
         whole("sample", sample, 0)
@@ -280,7 +284,9 @@ class LanguageModel:
         return self._decoder
 
     def close(self) -> None:
-        """Free the model. Later calls raise ClosedError."""
+        """Close the engines, and free the model. Later calls raise ClosedError."""
+        for engine in list(self._engines):
+            engine.close()
         self._session.close()
         self._decoder.clear()
 

@@ -14,7 +14,10 @@ from edgelm_runtime.engine.recompute_decoder import ForeignDecoder, RecomputeDec
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, OptionError
 from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.options import defaults_from_file, split_options
 from edgelm_runtime.language_model import LanguageModel
+from edgelm_runtime.model_file.digest import check_sidecar
+from edgelm_runtime.model_file.fields import EXPORT_AGAIN
 from edgelm_runtime.model_file.interface import (
     ATTENTION_MASK,
     CACHE_LENGTH,
@@ -28,7 +31,7 @@ from edgelm_runtime.model_file.interface import (
 )
 from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
 from edgelm_runtime.text.tokenizer import Tokenizer
-from edgelm_runtime.validation import whole
+from edgelm_runtime.validation import choice, shown, whole
 
 BUNDLED = "python.onnx"
 
@@ -46,34 +49,76 @@ def load(
 ) -> LanguageModel:
     """Load a model file, or its bytes; None loads the model that ships with edgelm.
 
-    `provider`: auto, cpu, cuda, or another that this onnxruntime has. `threads`: default is what the process
-    may use. `decode`: `recompute` the window at every step, go on from what is `cached` (needs a file with a cache),
-    or `auto`: the cache, where there is one and it lies where it is
-    computed with. `tokenizer` is for model files that have none;
-    with `context_length`, in tokens, a plain ONNX language model without edgelm's metadata runs too.
+    `provider`: auto, cpu, cuda, or another that this onnxruntime has. `threads`: by default as many as the process
+    may use. `decode`: `recompute` the whole window at every step, use what is `cached` (needs a file with a KV
+    cache), or `auto`: the cache, where the file has one and it is kept where the model is computed. `tokenizer` is
+    for model files without one. With `context_length`, in tokens, a plain ONNX language model without edgelm's
+    metadata runs too.
 
-    Raises ModelFileError where the file is missing, damaged or of a newer format, ProviderError where the
-    provider asked for does not run, OptionError for what the file settles itself.
+    The file may be replaced, moved or deleted while it is in use; the model stays the one that was loaded.
+
+    Raises ModelFileError where the file is missing, damaged, changed after its export or of a newer format,
+    ProviderError where the provider asked for does not run, OptionError for a value that cannot be used or that the
+    file settles itself.
     """
     started = time.perf_counter()
-    source = path if isinstance(path, bytes) else Path(assets_folder() / BUNDLED if path is None else path)
+    source = _source(path)
+    choice("decode", decode, get_args(Decode))
+    if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+        raise OptionError(
+            f"tokenizer is {shown(tokenizer)}", "give a Tokenizer, such as load_tokenizer returns"
+        )
+    if context_length is not None:
+        whole("context_length", context_length, 1)
     name = "the model given as bytes" if isinstance(source, bytes) else str(source)
     session = Session(source, provider, threads)
-    if context_length is None or is_model_file(session.metadata):
-        info = _with_tokenizer(read_model_file(session, name), name, tokenizer, context_length)
-        decoder = choose_decoder(decode, session, info, name)
-    else:
-        if decode == "cached":
-            raise OptionError(f"decode is 'cached', and {name} is no file of edgelm", "leave it out")
-        info = _foreign(session, name, tokenizer, context_length)
-        decoder = ForeignDecoder(session, info.context_length, info.vocab_size)
+    try:
+        info, decoder = _prepared(session, name, decode, tokenizer, context_length)
+    except BaseException:
+        session.close()
+        raise
     return LanguageModel(session, info, decoder, time.perf_counter() - started)
+
+
+def _source(path: str | Path | bytes | None) -> Path | bytes:
+    if path is None:
+        return assets_folder() / BUNDLED
+    if isinstance(path, bytes):
+        return path
+    if not isinstance(path, str | Path) or not str(path):
+        raise OptionError(f"the model is {shown(path)}", "give a path, or the bytes of a model file")
+    return Path(path)
+
+
+def _prepared(
+    session: Session, name: str, decode: Decode, tokenizer: Tokenizer | None, context_length: int | None
+) -> tuple[ModelFile, Decoder]:
+    """What the file or the caller says about the model, and a decoder for it."""
+    if context_length is None or is_model_file(session.metadata):
+        info = read_model_file(session, name)
+        _check_defaults(info, name)
+        if session.model is not None:
+            check_sidecar(session.model, info.graph)
+        info = _with_tokenizer(info, name, tokenizer, context_length)
+        return info, choose_decoder(decode, session, info, name)
+    if decode == "cached":
+        raise OptionError(f"decode is 'cached', and {name} is no file of edgelm", "leave it out")
+    info = _foreign(session, name, tokenizer, context_length)
+    return info, ForeignDecoder(session, info.context_length, info.vocab_size)
+
+
+def _check_defaults(info: ModelFile, name: str) -> None:
+    """Raise ModelFileError where the file sets an option to what no call could."""
+    try:
+        sampling, _, _ = split_options(defaults_from_file(info.generation))
+        sampling.check_ids(info.vocab_size)
+    except OptionError as error:
+        raise ModelFileError(f"{name} sets an unusable default: {error.problem}", EXPORT_AGAIN) from error
 
 
 def choose_decoder(decode: Decode, session: Session, info: ModelFile, name: str) -> Decoder:
     """The decoder that `decode` asks for. Raises OptionError where the file, called `name`, has no cache."""
-    if decode not in get_args(Decode):
-        raise OptionError(f"decode is {decode!r}", f"choose one of {', '.join(get_args(Decode))}")
+    choice("decode", decode, get_args(Decode))
     has_cache = CACHE_LENGTH in session.inputs
     if decode == "cached" and not has_cache:
         raise OptionError(
@@ -115,7 +160,6 @@ def _foreign(session: Session, name: str, tokenizer: Tokenizer | None, context_l
             f"{name} is not a language model with input_ids and logits (batch, sequence, vocabulary)",
             "give a causal language model",
         )
-    whole("context_length", context_length, 1)
     config = {
         CONTEXT_LENGTH: context_length,
         VOCAB_SIZE: _common_size(tokenizer, logits.shape[-1], name),

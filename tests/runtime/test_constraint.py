@@ -23,6 +23,14 @@ TOKENIZER = Tokenizer(
     [*(bytes([byte]) for byte in range(256)), *MERGED], special={"<end>": 263, "<pad>": 265}
 )
 VOCAB = 266
+# As in SentencePiece's vocabularies: a space goes in front of a text, and tokens begin with one.
+SPACED = [
+    Tokenizer(
+        [*(bytes([byte]) for byte in range(256)), b" {", b" true", b" yes", b" 2", b" ab", b" [", b'"name"'],
+        special={"<end>": 263, "<pad>": 265}, space_symbol="\u2581", prefix_space=prefix,  # type: ignore[arg-type]
+    )
+    for prefix in ("first", "always")
+]  # fmt: skip
 
 SCHEMA = {
     "type": "object",
@@ -42,10 +50,12 @@ def session() -> Session:
     return Session(TINY, "cpu", 1)
 
 
-def model(session: Session, seed: int, end_ids: tuple[int, ...]) -> LanguageModel:
-    """A model of nonsense over TOKENIZER."""
+def model(
+    session: Session, seed: int, end_ids: tuple[int, ...], tokenizer: Tokenizer = TOKENIZER
+) -> LanguageModel:
+    """A model of nonsense over a tokenizer."""
     config = {"vocab_size": VOCAB, "context_length": 64}
-    info = ModelFile(config, TOKENIZER, {"end_ids": list(end_ids)})
+    info = ModelFile(config, tokenizer, {"end_ids": list(end_ids)})
     return LanguageModel(session, info, RandomDecoder(VOCAB, 64, seed, noise=2.0))
 
 
@@ -54,14 +64,15 @@ cases = st.tuples(
     st.sampled_from([(), (263,), (263, 265)]),
     st.sampled_from([0.0, 1.0, 3.0]),
     st.sampled_from([0, "auto"]),
+    st.sampled_from([TOKENIZER, *SPACED]),
 )
 
 
 def check(
     session: Session, case: tuple[Any, ...], valid: Any, bounded: bool = True, **constraint: Any
 ) -> None:
-    seed, end_ids, temperature, lookup = case
-    lm = model(session, seed, end_ids)
+    seed, end_ids, temperature, lookup, tokenizer = case
+    lm = model(session, seed, end_ids, tokenizer)
     options = {"temperature": temperature, "seed": seed, "max_new_tokens": 400, "lookup": lookup}
     found = lm.generate("Say: ", **options, **constraint)
     if found.finish_reason != "length" or bounded:
@@ -141,7 +152,10 @@ def test_a_stream_gives_the_same_and_checks_at_the_call(session: Session) -> Non
         ({"regex": r"(?=a)b"}, "not usable"), ({"choices": []}, "choices"), ({"choices": "yes"}, "choices"),
         ({"choices": ["a", ""]}, "choices"), ({"choices": [1]}, "choices"), ({"json_schema": "{"}, "not JSON"),
         ({"json_schema": {"type": "nonsense"}}, "not usable"), ({"json_schema": "[]"}, "json_schema"),
-        ({"json_schema": {"type": {1}}}, "not JSON"), ({"json_schema": {"$ref": "#/no"}}, "not usable"),
+        ({"json_schema": False}, "nothing is valid"), ({"json_schema": {"type": {1}}}, "not JSON"),
+        ({"json_schema": {"$ref": "#/no"}}, "not usable"), ({"json_schema": {"minimum": float("inf")}}, "not usable"),
+        ({"json_schema": "[" * 99999}, "not JSON"), ({"regex": "(" * 5000}, "not usable"),
+        ({"regex": "(a{1,1000}){1,1000}"}, "not usable"), ({"regex": "\ud800"}, "not usable"),
         ({"regex": "a", "choices": ["b"]}, "exclude"),
     ],
 )  # fmt: skip
@@ -179,3 +193,19 @@ def test_masks_are_read_bit_for_bit(session: Session) -> None:
     assert constraint is not None
     mask = constraint.start(0).allowed(np.zeros(0, np.int64))
     assert np.flatnonzero(mask).tolist() == [ord("a"), ord("t"), 258, 259]
+
+
+def test_a_schema_may_be_true(session: Session) -> None:
+    """Any JSON value, as JSON Schema has it."""
+    for schema in (True, "true", {}):
+        lm = model(session, 2, (263,))
+        found = lm.generate("x", json_schema=schema, temperature=1.0, seed=4, max_new_tokens=60)
+        assert found.finish_reason == "length" or json.loads(found.text) is not NotImplemented
+    with pytest.raises(OptionError, match="nothing is valid"):
+        model(session, 2, ()).generate("x", json_schema="false")
+
+
+def test_a_reference_for_lookup_is_text_in_the_middle() -> None:
+    for tokenizer in SPACED:
+        assert tokenizer.encode("yes yes", continues=True) == [*b"yes", 258]
+        assert tokenizer.encode("yes yes") == [258, 258]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ import pytest
 from fakes import CACHED, TINY
 
 from edgelm_runtime import ClosedError, ModelFileError, OptionError, ProviderError, load
-from edgelm_runtime.engine import session as session_module
+from edgelm_runtime.engine import session_options, threads
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.engine.threads import default_threads
 
@@ -32,7 +36,7 @@ def test_threads_must_be_a_number(wrong: Any) -> None:
 def test_threads_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     for quota, expected in ((None, 6), (2, 2), (99, 6)):
-        monkeypatch.setattr("edgelm_runtime.engine.threads._container_cpus", lambda quota=quota: quota)
+        monkeypatch.setattr("edgelm_runtime.engine.threads.quota_cpus", lambda quota=quota: quota)
         assert default_threads() == expected
 
 
@@ -88,13 +92,13 @@ def test_closing_while_others_run_ends_cleanly() -> None:
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(4)]
-    for thread in threads:
-        thread.start()
+    workers = [threading.Thread(target=work, daemon=True) for _ in range(4)]
+    for worker in workers:
+        worker.start()
     time.sleep(0.05)
     lm.close()
-    for thread in threads:
-        thread.join(20)
+    for worker in workers:
+        worker.join(20)
     assert [type(error) for error in errors] == [ClosedError] * 4
 
 
@@ -182,7 +186,7 @@ def test_the_arithmetic_of_the_program_around_is_left_alone() -> None:
 
 def test_products_of_bytes_are_exact_here() -> None:
     """Either this processor does not clip sums, or the sessions ask for the way that does not."""
-    session = Session(session_module._PRODUCT, "cpu", 1)
+    session = Session(session_options._PRODUCT, "cpu", 1)
     feeds = {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 32), 127, np.int8)}
     assert (session.run(("c",), feeds)[0] == 64 * 255 * 127).all()
 
@@ -191,11 +195,137 @@ def test_products_of_bytes_are_exact_here() -> None:
 def test_the_exact_way_is_asked_for_where_the_fast_one_clips(
     saturates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session_module, "_saturates", lambda: saturates)
-    options = session_module._session_options(1, True)
+    monkeypatch.setattr(session_options, "_saturates", lambda: saturates)
+    options = session_options.session_options(1, True)
     key = "session.x64quantprecision"
     if saturates:
         assert options.get_session_config_entry(key) == "1"
     else:
         with pytest.raises(RuntimeError):
             options.get_session_config_entry(key)
+
+
+@pytest.mark.parametrize("text", ["max 100000", "99 x", "", "x"])
+def test_a_quota_without_a_limit_counts_for_nothing(
+    text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "cpu.max").write_text(text)
+    monkeypatch.setattr(threads, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(threads, "OWN_GROUPS", tmp_path / "nothing")
+    assert threads.quota_cpus() is None
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        ("0::/a/b\n", {"a/b/cpu.max": "150000 100000", "a/cpu.max": "max 100000"}, 2),
+        ("0::/a/b\n", {"a/b/cpu.max": "800000 100000", "a/cpu.max": "300000 100000"}, 3),  # the group above binds too
+        ("0::/a/b\n", {"a/b/cpu.max": "max 100000", "other/cpu.max": "100000 100000"}, None),
+        ("0::/../outside\n", {"cpu.max": "400000 100000"}, 4),  # a container's own namespace
+        ("0::/docker/1a\n", {"cpu.max": "400000 100000"}, 4),
+        ("4:memory:/m\n3:cpu,cpuacct:/g\n",
+         {"cpu,cpuacct/g/cpu.cfs_quota_us": "250000", "cpu,cpuacct/g/cpu.cfs_period_us": "100000"}, 3),
+        ("3:cpu:/g\n", {"cpu/g/cpu.cfs_quota_us": "-1", "cpu/g/cpu.cfs_period_us": "100000"}, None),
+    ],
+)  # fmt: skip
+def test_the_quota_is_that_of_the_process_own_control_group(
+    groups: str, files: dict[str, str], expected: int | None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    (tmp_path / "own").write_text(groups)
+    monkeypatch.setattr(threads, "CONTROL_GROUPS", tmp_path)
+    monkeypatch.setattr(threads, "OWN_GROUPS", tmp_path / "own")
+    assert threads.quota_cpus() == expected
+
+
+def test_more_threads_than_processors_are_not_made() -> None:
+    options = session_options.session_options(99_999, True)
+    assert options.intra_op_num_threads == os.cpu_count()
+
+
+def test_a_loaded_model_is_not_pickled_or_copied() -> None:
+    with load(TINY, threads=1) as lm:
+        for copied in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(
+                OptionError, match="a loaded model cannot be pickled or copied; pass its path"
+            ):
+                copied(lm)
+
+
+@pytest.mark.skipif(not FORKS, reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_child_forked_while_others_generate_is_not_held_up(capfd: pytest.CaptureFixture[str]) -> None:
+    """Locks that another thread holds at that moment are made anew, and the child says nothing of its own."""
+    lm = load(CACHED, threads=2)
+    expected = lm.generate("abc", max_new_tokens=4).token_ids
+    end = threading.Event()
+
+    def work() -> None:
+        while not end.is_set():
+            lm.generate("xyz", max_new_tokens=3)
+
+    workers = [threading.Thread(target=work) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    statuses = []
+    try:
+        for turn in range(20):
+            # A lock taken for certain, as another thread may hold it.
+            held = lm._decoder._lock if turn % 2 else None  # type: ignore[attr-defined]
+            if held is not None:
+                held.acquire()
+            pid = os.fork()
+            if pid == 0:
+                status = 1
+                try:
+                    status = int(lm.generate("abc", max_new_tokens=4).token_ids != expected)
+                    lm.close()
+                finally:
+                    os._exit(status)
+            if held is not None:
+                held.release()
+            statuses.append(wait_for(pid))
+    finally:
+        end.set()
+        for worker in workers:
+            worker.join()
+    assert statuses == [0] * 20
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("path", [TINY, CACHED])
+def test_closing_frees_the_session_whatever_is_under_way(path: Path) -> None:
+    """A suspended stream, and a pass that ends after `close`, hold on to nothing."""
+    lm = load(path, threads=1)
+    stream = lm.stream("abc", max_new_tokens=20)
+    next(stream)
+    session = weakref.ref(lm._session._session)
+    started, passed = threading.Event(), threading.Event()
+
+    def slow(ids: Any, logits: Any) -> Any:
+        started.set()
+        passed.wait(20)
+        return logits
+
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            lm.generate("abcd", max_new_tokens=5, processor=slow)
+        except ClosedError as error:
+            errors.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    assert started.wait(20)
+    lm.close()
+    passed.set()
+    worker.join(20)
+    with pytest.raises(ClosedError):
+        list(stream)
+    del worker
+    errors[0].__traceback__ = None
+    gc.collect()
+    assert session() is None

@@ -17,11 +17,11 @@ from edgelm.config import ModelConfig, RopeScaling
 from edgelm.importers.gguf.file import GgufFile
 from edgelm.importers.gguf.tokenizer import gguf_tokenizer
 from edgelm.importers.settings import Settings
-from edgelm.importers.tokenizers.choose import choose_tokenizer
-from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm.importers.weight_names import GGUF_GPT2, GGUF_LLAMA, GGUF_QWEN
 from edgelm.importers.weight_rules import Family, Weights, take_weights
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 FAMILIES: Mapping[str, Family] = {
     "llama": GGUF_LLAMA, "qwen2": GGUF_QWEN, "qwen3": GGUF_QWEN, "gemma3": GGUF_QWEN, "gpt2": GGUF_GPT2,
@@ -39,14 +39,12 @@ END_NAMES = (
 )
 
 
-def load_gguf(path: Path, tokenizer: str | None) -> Checkpoint:
+def load_gguf(path: Path, choice: TokenizerChoice) -> Checkpoint:
     """The model in a GGUF file. Raises CheckpointError, ConfigError or TokenizerError."""
     file = GgufFile(path)
     config, family = gguf_config(file)
     source = str(path)
-    found = choose_tokenizer(
-        tokenizer, lambda: gguf_tokenizer(file, config.vocab_size), config.vocab_size, source
-    )
+    found = choice.tokenizer(lambda: gguf_tokenizer(file, config.vocab_size), config.vocab_size, source)
     model = build_model(config, take_weights(family, config, file.weights(), source), source).eval()
     origin = {"source": "GGUF", "architecture": file.metadata["general.architecture"], "path": source}
     return Checkpoint(model, found.tokenizer if found else None, _generation(file, found), origin)
@@ -75,7 +73,7 @@ def gguf_config(file: GgufFile) -> tuple[ModelConfig, Family]:
     if kind == "gemma3":
         fields |= _gemma3(settings, layers, fields)
     config = ModelConfig(
-        vocab_size=embedding.shape[0], tied_head=family.tied(weights), num_layers=layers,
+        vocab_size=embedding.shape[0], tied_head=family.tied(weights, said=True), num_layers=layers,
         context_length=settings.whole("context_length"), width=settings.whole("embedding_length"),
         mlp_width=settings.whole("feed_forward_length"), **fields,
     )  # fmt: skip

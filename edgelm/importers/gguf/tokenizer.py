@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from edgelm.importers.gguf.cuts import GGUF_CUTS
 from edgelm.importers.gguf.file import GgufFile
-from edgelm.importers.tokenizers.convert import SPACE_SYMBOL, ImportedTokenizer, convert
-from edgelm.importers.tokenizers.pretokenizers import GGUF_CUTS
+from edgelm.importers.tokenizer_choice import WAYS_ON
 from edgelm_runtime.errors import TokenizerError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer, convert
+from edgelm_runtime.text.huggingface.pretokenizers import byte_level
+from edgelm_runtime.text.huggingface.sentencepiece import SPACE_SYMBOL
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-WAYS_ON = "give one with --tokenizer PATH|NAME, or --tokenizer none for a model that takes and gives ids only"
 
 
 def gguf_tokenizer(file: GgufFile, rows: int | None = None) -> ImportedTokenizer:
@@ -58,9 +60,8 @@ def _byte_level(meta: dict[str, Any], tokens: list[str], source: str) -> tuple[d
         "merges": [merge.split(" ", 1) for merge in merges],
         "ignore_merges": cut.ignore_merges,
     }
-    decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
     values = {
-        "model": model, "pre_tokenizer": cut.pre_tokenizer, "normalizer": cut.normalizer, "decoder": decoder,
+        "model": model, "pre_tokenizer": cut.pre_tokenizer, "normalizer": cut.normalizer, "decoder": byte_level(),
     }  # fmt: skip
     return values, cut.add_bos
 

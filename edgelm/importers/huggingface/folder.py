@@ -7,20 +7,16 @@ since some small models were never published otherwise.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import SafetensorError, safe_open
 
 from edgelm.checkpoint import Checkpoint, build_model
+from edgelm.importers.files.safe_files import has, inside, read_json
+from edgelm.importers.files.safetensors_files import safetensors_weights
+from edgelm.importers.files.torch_files import read_torch, stored_tensors
 from edgelm.importers.huggingface.config import family_of, read_config
-from edgelm.importers.pytorch.files import floats, read_torch, stored_tensors
-from edgelm.importers.safe_files import has, inside, read_json
-from edgelm.importers.tokenizers.choose import choose_tokenizer, folder_tokenizer
-from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.huggingface.generation import generation_settings
+from edgelm.importers.huggingface.tokenizer import folder_tokenizer
+from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
 
@@ -28,19 +24,19 @@ from edgelm_runtime.errors import CheckpointError
 WANTED = ("*.json", "*.safetensors", "chat_template.jinja", "pytorch_model*.bin")
 
 
-def load_huggingface(folder: Path, tokenizer: str | None) -> Checkpoint:
+def load_huggingface(folder: Path, choice: TokenizerChoice) -> Checkpoint:
     """The model in a folder. Raises CheckpointError, ConfigError or TokenizerError."""
     source = str(folder)
     settings = read_json(inside(folder, "config.json"))
     family = family_of(settings, source)
     weights = family.renamed(without_prefixes(_folder_weights(folder), source, ("gpt_neox.",)))
-    config = read_config(settings, weights, source)
-    found = choose_tokenizer(
-        tokenizer, lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source
-    )
+    config, family = read_config(settings, weights, source)
+    found = choice.tokenizer(lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source)
     model = build_model(config, take_weights(family, config, weights, source), source).eval()
     origin = {"source": "Hugging Face folder", "model_type": settings["model_type"]}
-    return Checkpoint(model, found.tokenizer if found else None, _generation(folder, settings, found), origin)
+    return Checkpoint(
+        model, found.tokenizer if found else None, generation_settings(folder, settings, found), origin
+    )
 
 
 def download(name: str) -> Path:
@@ -67,89 +63,36 @@ def _folder_weights(folder: Path) -> dict[str, Stored]:
         if has(folder, single):
             return _file_weights(inside(folder, single))
         if has(folder, f"{single}.index.json"):
-            weights: dict[str, Stored] = {}
-            for shard in _shards(folder, f"{single}.index.json"):
-                weights |= _file_weights(inside(folder, shard))
-            return weights
+            return _sharded_weights(folder, f"{single}.index.json")
     raise CheckpointError(
         f"{folder} has a config.json and no weights", "it needs model.safetensors or pytorch_model.bin"
     )
 
 
-def _shards(folder: Path, index: str) -> list[str]:
-    """The file names of an index, each a plain name in the same folder."""
+def _sharded_weights(folder: Path, index: str) -> dict[str, Stored]:
+    """The tensors that an index lists, each in the file that it names: a plain name in the same folder.
+
+    Raises CheckpointError where one is missing, or a file is.
+    """
     places = read_json(inside(folder, index)).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError(f"{folder / index} has no weight_map", "get the file again")
-    names = sorted({str(name) for name in places.values()})
-    for name in names:
-        if re.search(r"[/\\]|^\.", name):
-            raise CheckpointError(f"{folder / index} names {name!r}", "a shard must lie beside its index")
-        if not has(folder, name):
-            raise CheckpointError(f"{folder} lacks {name}, which {index} names", "get the file again")
-    return names
+    weights: dict[str, Stored] = {}
+    for shard in sorted({str(shard) for shard in places.values()}):
+        if re.search(r"[/\\]|^\.", shard):
+            raise CheckpointError(f"{folder / index} names {shard!r}", "a shard must lie next to its index")
+        if not has(folder, shard):
+            raise CheckpointError(f"{folder} lacks {shard}, which {index} names", "get the file again")
+        weights |= _file_weights(inside(folder, shard))
+    if missing := sorted(str(name) for name in places.keys() - weights.keys()):
+        raise CheckpointError(
+            f"the files of {folder} lack {missing[0]} and {len(missing) - 1} more that {index} lists",
+            "get them again",
+        )
+    return weights
 
 
 def _file_weights(path: Path) -> dict[str, Stored]:
     if path.suffix == ".bin":
         return stored_tensors(read_torch(path), path, "the file")
     return safetensors_weights(path)
-
-
-def safetensors_weights(path: Path) -> dict[str, Stored]:
-    """The tensors of a safetensors file, mapped into memory. Raises CheckpointError where it is damaged."""
-    try:
-        file = safe_open(path, framework="pt")
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}", "get the file again") from error
-    return {name: Stored(shape, partial(_read, file, name, path)) for name, shape in shapes.items()}
-
-
-def _read(file: Any, name: str, path: Path) -> torch.Tensor:
-    return floats(file.get_tensor(name), name, path)
-
-
-def _generation(folder: Path, settings: Mapping[str, Any], found: ImportedTokenizer | None) -> dict[str, Any]:
-    """End-of-text ids, sampling defaults and the chat template, from wherever the folder keeps them."""
-    defaults = (
-        read_json(inside(folder, "generation_config.json")) if has(folder, "generation_config.json") else {}
-    )
-    about = read_json(inside(folder, "tokenizer_config.json")) if has(folder, "tokenizer_config.json") else {}
-    special = found.tokenizer.special if found else {}
-    ends = [special.get(_content(about.get("eos_token")) or "")]
-    ends += [*_ids(defaults.get("eos_token_id")), *_ids(settings.get("eos_token_id"))]
-    generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if end is not None))}
-    added = found.bos_id if found else None
-    bos = added if added is not None else special.get(_content(about.get("bos_token")) or "")
-    if bos is not None:
-        generation |= {"bos_id": bos, "add_bos": added is not None}
-    if template := _chat_template(folder, about):
-        generation["chat_template"] = template
-    if defaults.get("do_sample"):
-        names = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-        generation |= {name: defaults[name] for name in names if defaults.get(name) is not None}
-    if defaults.get("repetition_penalty") not in (None, 1.0):
-        generation["repeat_penalty"] = defaults["repetition_penalty"]
-    return generation
-
-
-def _ids(value: Any) -> list[int]:
-    values = value if isinstance(value, list) else [value]
-    return [item for item in values if isinstance(item, int)]
-
-
-def _content(token: Any) -> str | None:
-    """A special token's text, which is written bare or inside an object."""
-    return token.get("content") if isinstance(token, dict) else token
-
-
-def _chat_template(folder: Path, about: Mapping[str, Any]) -> str | None:
-    """The template of tokenizer_config.json (one, or several by name), or chat_template.jinja."""
-    if has(folder, "chat_template.jinja"):
-        return inside(folder, "chat_template.jinja").read_text(encoding="utf-8")
-    template = about.get("chat_template")
-    if isinstance(template, list):
-        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-        template = named.get("default")
-    return template if isinstance(template, str) else None

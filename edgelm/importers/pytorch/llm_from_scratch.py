@@ -15,12 +15,14 @@ import torch
 
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.config import ModelConfig
-from edgelm.importers.pytorch.files import stored_tensors
-from edgelm.importers.tokenizers.choose import choose_tokenizer, missing, named
-from edgelm.importers.tokenizers.convert import SYMBOL_OF, ImportedTokenizer, convert
-from edgelm.importers.weight_names import SEED
+from edgelm.importers.files.torch_files import stored_tensors
+from edgelm.importers.tokenizer_choice import TokenizerChoice, missing, named
+from edgelm.importers.weight_names import LLM_FROM_SCRATCH
 from edgelm.importers.weight_rules import Stored, Weights, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.text.huggingface.byte_level import SYMBOL_OF
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer, convert
+from edgelm_runtime.text.huggingface.pretokenizers import byte_level, split
 
 
 def state_of(saved: Any) -> Any:
@@ -28,19 +30,19 @@ def state_of(saved: Any) -> Any:
     return saved.get("model_state_dict", saved) if isinstance(saved, dict) else saved
 
 
-def is_seed(saved: Any) -> bool:
-    """Whether a loaded file is a checkpoint of the seed system, whatever wrapped the model."""
+def is_llm_from_scratch(saved: Any) -> bool:
+    """Whether a loaded file is a checkpoint of train-llm-from-scratch, whatever wrapped the model."""
     state = state_of(saved)
     return isinstance(state, dict) and any(str(name).endswith("token_embed.weight") for name in state)
 
 
-def load_seed(saved: Mapping[str, Any], path: Path, tokenizer: str | None) -> Checkpoint:
+def load_llm_from_scratch(saved: Mapping[str, Any], path: Path, choice: TokenizerChoice) -> Checkpoint:
     """The checkpoint in a loaded file. Raises CheckpointError or TokenizerError."""
     weights = without_prefixes(stored_tensors(state_of(saved), path, "model_state_dict"), str(path))
     config = _config(weights, str(path))
-    found = choose_tokenizer(tokenizer, lambda: _tokenizer(saved, str(path)), config.vocab_size, str(path))
+    found = choice.tokenizer(lambda: _tokenizer(saved, str(path)), config.vocab_size, str(path))
     _fill_projections(weights, config)
-    model = build_model(config, take_weights(SEED, config, weights, str(path)), str(path)).eval()
+    model = build_model(config, take_weights(LLM_FROM_SCRATCH, config, weights, str(path)), str(path)).eval()
     end = found.tokenizer.end_of_text if found else None
     generation = {"end_ids": [end]} if end is not None else {}
     return Checkpoint(
@@ -60,9 +62,9 @@ def _config(weights: Weights, source: str) -> ModelConfig:
         name.startswith("attn_blocks.0.attn.heads.") and name.endswith(".key.weight") for name in weights
     )
     return ModelConfig(
-        vocab_size=vocab_size, context_length=context, width=width, num_layers=SEED.layers(weights),
+        vocab_size=vocab_size, context_length=context, width=width, num_layers=LLM_FROM_SCRATCH.layers(weights),
         num_heads=heads, head_dim=head_dim, mlp_width=mlp_width, activation="relu", qkv_bias=False,
-        head_bias="lm_head.bias" in weights, tied_head=SEED.tied(weights), init="pytorch",
+        head_bias="lm_head.bias" in weights, tied_head=LLM_FROM_SCRATCH.tied(weights, said=False), init="pytorch",
     )  # fmt: skip
 
 
@@ -89,7 +91,7 @@ def _tokenizer(saved: Mapping[str, Any], source: str) -> ImportedTokenizer:
 
 
 def trained_pairs(spec: Mapping[str, Any], source: str) -> ImportedTokenizer:
-    """The seed system's own BPE: `pattern`, and `merges` as pairs of ids over the 256 bytes."""
+    """train-llm-from-scratch's own BPE: `pattern`, and `merges` as pairs of ids over the 256 bytes."""
     try:
         merges = [(int(a), int(b)) for a, b in spec["merges"]]
         symbols = [SYMBOL_OF[byte] for byte in range(256)]
@@ -99,16 +101,14 @@ def trained_pairs(spec: Mapping[str, Any], source: str) -> ImportedTokenizer:
         pattern = str(spec["pattern"])
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise missing(source, f"its BPE is incomplete ({error!r})") from error
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     values = {
         "model": {
             "type": "BPE",
             "vocab": {symbol: token_id for token_id, symbol in enumerate(symbols)},
             "merges": [[symbols[a], symbols[b]] for a, b in merges],
         },
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, byte_level]},
-        "decoder": byte_level,
+        "pre_tokenizer": split(pattern),
+        "decoder": byte_level(),
         "added_tokens": [
             {"id": token_id, "content": name, "special": True, "normalized": False, "single_word": False,
              "lstrip": False, "rstrip": False}

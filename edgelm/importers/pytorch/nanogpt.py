@@ -12,13 +12,15 @@ from typing import Any
 
 from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.config import ModelConfig
-from edgelm.importers.pytorch.files import stored_tensors
-from edgelm.importers.safe_files import has, inside
-from edgelm.importers.tokenizers.choose import character_tokenizer, choose_tokenizer, missing, named
-from edgelm.importers.tokenizers.convert import ImportedTokenizer
+from edgelm.importers.files.pickles import plain_pickle
+from edgelm.importers.files.safe_files import has, inside
+from edgelm.importers.files.torch_files import stored_tensors
+from edgelm.importers.tokenizer_choice import WAYS_ON, TokenizerChoice, missing, named
 from edgelm.importers.weight_names import NANOGPT
 from edgelm.importers.weight_rules import Weights, take_weights, without_prefixes
-from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.errors import CheckpointError, TokenizerError
+from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
+from edgelm_runtime.text.tokenizer import Tokenizer
 
 ARGUMENTS = {"n_layer", "n_head", "n_embd", "block_size", "bias", "vocab_size", "dropout"}
 GPT2_IDS = 50257
@@ -29,12 +31,12 @@ def is_nanogpt(saved: Any) -> bool:
     return isinstance(saved, dict) and "model" in saved and "model_args" in saved
 
 
-def load_nanogpt(saved: Mapping[str, Any], path: Path, tokenizer: str | None) -> Checkpoint:
+def load_nanogpt(saved: Mapping[str, Any], path: Path, choice: TokenizerChoice) -> Checkpoint:
     """The checkpoint in a loaded file. Raises CheckpointError or TokenizerError."""
     source = str(path)
     weights = without_prefixes(stored_tensors(saved["model"], path, "model"), source)
     config = _config(saved["model_args"], weights, source)
-    found = choose_tokenizer(tokenizer, lambda: _tokenizer(saved, config, path), config.vocab_size, source)
+    found = choice.tokenizer(lambda: _tokenizer(saved, config, path), config.vocab_size, source)
     model = build_model(config, take_weights(NANOGPT, config, weights, source), source).eval()
     end = found.tokenizer.end_of_text if found else None
     generation = {"end_ids": [end]} if end is not None else {}
@@ -58,7 +60,7 @@ def _config(arguments: Any, weights: Weights, source: str) -> ModelConfig:
     return ModelConfig(
         vocab_size=vocab_size, context_length=context, width=width, num_layers=NANOGPT.layers(weights),
         num_heads=arguments.get("n_head", 0), activation="gelu", norm_bias=bias, qkv_bias=bias,
-        attention_bias=bias, mlp_bias=bias, tied_head=NANOGPT.tied(weights),
+        attention_bias=bias, mlp_bias=bias, tied_head=NANOGPT.tied(weights, said=False),
         dropout=float(arguments.get("dropout", 0.0)),
     )  # fmt: skip
 
@@ -77,3 +79,20 @@ def _tokenizer(saved: Mapping[str, Any], config: ModelConfig, path: Path) -> Imp
             str(path), f"a vocabulary of {config.vocab_size} is not GPT-2's, and there is no meta.pkl"
         )
     return named("gpt2", str(path))
+
+
+def character_tokenizer(path: Path) -> Tokenizer:
+    """nanoGPT's `meta.pkl`: one id per character, in `stoi`; other characters are an error when met.
+
+    The file is read opcode by opcode first and never allowed to import or call anything.
+    """
+    try:
+        meta = plain_pickle(path.read_bytes())
+        table: Mapping[str, int] = meta["stoi"]
+        characters = {str(character).encode(): int(token_id) for character, token_id in table.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise TokenizerError(f"{path} is no character table: {error}", WAYS_ON) from error
+    long = [form for form in characters if len(form) > 1]
+    tokens = [bytes([byte]) for byte in range(256)] + long
+    ids: list[int | list[int]] = [characters.get(token, []) for token in tokens]
+    return Tokenizer(tokens, r"[\s\S]", ids=ids)

@@ -12,8 +12,9 @@ import onnx_ir as ir
 
 from edgelm_export.files.writer import append_metadata
 from edgelm_export.passes.spare_row import SPARE, SPARE_NAME
-from edgelm_runtime.model_file.digest import DIGEST_KEY, file_digest
-from edgelm_runtime.model_file.interface import PREFIX
+from edgelm_runtime.model_file.digest import DIGEST_KEY, file_digest, sidecar_sample
+from edgelm_runtime.model_file.interface import GRAPH, PREFIX, SIDECAR_SAMPLE
+from edgelm_runtime.model_file.opened import OpenModel
 
 
 def graph_facts(graph: ir.Model, dtype: str, parameters: int, sidecar: Path | None) -> dict[str, Any]:
@@ -32,10 +33,14 @@ def graph_facts(graph: ir.Model, dtype: str, parameters: int, sidecar: Path | No
     }
 
 
-def seal(path: Path, entries: Mapping[str, Any], sidecar: Path | None) -> None:
+def seal(path: Path, entries: Mapping[str, Any]) -> None:
     """Append `entries` (named without the prefix) to a written graph, and the digest over everything."""
+    with OpenModel(path) as model:
+        if sample := sidecar_sample(model):
+            entries = {**entries, GRAPH: {**entries[GRAPH], SIDECAR_SAMPLE: sample}}
     append_metadata(path, {PREFIX + name: _json(value) for name, value in entries.items()})
-    digest = file_digest(path, sidecar.name if sidecar is not None else None)
+    with OpenModel(path) as model:
+        digest = file_digest(model)
     append_metadata(path, {DIGEST_KEY: _json(digest)})
 
 

@@ -20,8 +20,8 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from edgelm_runtime.model_file.external_weights import ALIGNMENT, SMALLEST
 from edgelm_runtime.model_file.protobuf import GRAPH, INITIALIZER, RAW_DATA, TENSOR_DOC, delimited
-from edgelm_runtime.model_file.weight_mmap import ALIGNMENT, SMALLEST
 
 # Protobuf refuses 2 GiB; the difference is room for the graph and the metadata.
 LARGEST_FILE = 2**31 - 64 * 2**20

@@ -131,5 +131,5 @@ def _finish(reference: Reference, new: Path, plan: Plan, quality: dict[str, Any]
     session.close()
     entries[GRAPH] = facts
     entries[QUALITY] = quality
-    seal(new, {name: value for name, value in entries.items() if name != DIGEST}, sidecar)
+    seal(new, {name: value for name, value in entries.items() if name != DIGEST})
     report(str(verify(new, "cpu")))

@@ -70,13 +70,15 @@ class CachedOperators:
         if lacking := self.head_dim(head_dim) - head_dim:
             query, key, value = (functional.pad(x, (0, lacking)) for x in (query, key, value))
         rows = as_rows(query)
+        # What `rotate_by` has left for this layer; a layer that does not rotate is handed nothing.
+        tables, self._tables = self._tables, ()
         attributes: dict[str, Any] = {
             "num_heads": query.shape[1], "kv_num_heads": key.shape[1], "scale": spec.scale,
-            "do_rotary": int(self._rotates), "local_window_size": spec.window or -1, "softcap": spec.softcap,
+            "do_rotary": int(bool(tables)), "local_window_size": spec.window or -1, "softcap": spec.softcap,
         }  # fmt: skip
         mixed, *present = torch.onnx.ops.symbolic_multi_out(
             "com.microsoft::GroupQueryAttention",
-            [rows, as_rows(key), as_rows(value), past_key, past_value, *self._lengths, *self._tables],
+            [rows, as_rows(key), as_rows(value), past_key, past_value, *self._lengths, *tables],
             attributes,
             dtypes=[query.dtype] * 3,
             shapes=[rows.shape, past_key.shape, past_value.shape],

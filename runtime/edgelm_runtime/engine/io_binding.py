@@ -30,9 +30,9 @@ class BoundRun:
         rows = last - first
         self._ids = np.zeros((rows, 0), np.int64)
         self._lengths = np.zeros(rows, np.int64)
-        self._at = np.zeros((1, 0), np.int64)
+        self._at = np.zeros((0, 0), np.int64)
         vocab_size: Any = session.outputs[LOGITS].shape[-1]
-        self._logits = np.zeros((rows, 0, vocab_size), np.float32)
+        self._vocab_size = vocab_size
         self._inputs: dict[str, Place] = {CACHE_LENGTH: place(self._lengths)}
         for name, buffer in past.items():
             self._inputs[name] = buffer.place(first, last)
@@ -44,18 +44,18 @@ class BoundRun:
         if ids.shape != self._ids.shape:
             self._ids = np.zeros_like(ids)
             self._set(INPUT_IDS, self._ids)
-        if count != self._at.shape[1]:
+        if self._at.shape != (1, count):
             self._at = np.arange(-count, 0, dtype=np.int64)[None]
             self._set(LOGITS_AT, self._at)
-            self._logits = np.zeros((len(ids), count, self._logits.shape[-1]), np.float32)
-            self._binding.bind_output(LOGITS, *place(self._logits))
         self._ids[:] = ids
         self._lengths[:] = lengths
         self._bind_inputs()
+        # Made anew for each run, and so the caller's: what is kept for later would grow with the largest batch.
+        logits = np.empty((len(ids), count, self._vocab_size), np.float32)
+        self._binding.bind_output(LOGITS, *place(logits))
         self._session.run_bound(self._binding)
         if self._copied:
             self._binding.synchronize_outputs()
-        logits: NDArray[np.float32] = self._logits.copy()
         return logits
 
     def _set(self, name: str, array: Ids) -> None:

@@ -28,6 +28,9 @@ class Buffer(Protocol):
     def copy_slot(self, source: int, target: int, length: int) -> None:
         """Make slot `target` begin with the first `length` positions of slot `source`."""
 
+    def swap_slots(self, one: int, one_length: int, other: int, other_length: int) -> None:
+        """Let two slots trade what they hold in their first positions, of which so many count."""
+
     def place(self, first: int, last: int) -> Place:
         """Where the slots from `first` to before `last` lie, for as long as the buffer exists."""
 
@@ -43,6 +46,9 @@ class HostBuffer:
 
     def copy_slot(self, source: int, target: int, length: int) -> None:
         self._states[target, :, :length] = self._states[source, :, :length]
+
+    def swap_slots(self, one: int, one_length: int, other: int, other_length: int) -> None:
+        _swap(self._states, one, one_length, other, other_length)
 
     def place(self, first: int, last: int) -> Place:
         return place(self._states[first:last])
@@ -65,9 +71,20 @@ class DeviceBuffer:
         states[target, :, :length] = states[source, :, :length]
         self._value.update_inplace(states)
 
+    def swap_slots(self, one: int, one_length: int, other: int, other_length: int) -> None:
+        states = self.states()
+        _swap(states, one, one_length, other, other_length)
+        self._value.update_inplace(states)
+
     def place(self, first: int, last: int) -> Place:
         address = self._value.data_ptr() + first * self._slot_bytes
         return self._device, 0, self._type, (last - first, *self._shape[1:]), address
+
+
+def _swap(states: States, one: int, one_length: int, other: int, other_length: int) -> None:
+    kept = states[one, :, :one_length].copy()
+    states[one, :, :other_length] = states[other, :, :other_length]
+    states[other, :, :one_length] = kept
 
 
 def make_buffer(states: States, device: str | None) -> Buffer:

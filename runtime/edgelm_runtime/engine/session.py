@@ -1,46 +1,29 @@
-"""onnxruntime sessions: threads, execution providers, and what onnxruntime does not do by itself.
+"""onnxruntime sessions, and what onnxruntime does not do by itself.
 
-- Threads default to the smaller of CPU affinity and container quota; onnxruntime counts the machine's cores.
-- The worker threads stop spinning when a run is over, so an idle process uses no CPU.
 - A provider that is asked for and does not come up is an error; onnxruntime would fall back in silence.
+- A file that is replaced while it is loaded, or before a forked child loads it again, is never mixed with the new one.
 - A session does not survive a fork: its threads stay in the parent, so that a run, and even its end, would wait
   for ever. A child process leaves what it inherited alone and makes its own at first use.
-- Denormal numbers stay as they are: the option that makes them zero would also change the arithmetic of the
-  program that loads a model, for good (and gained nothing on models that were trained to the end).
-- CUDA multiplies float32 as float32. By default it rounds to 10 bits (TF32), and then a step and a longer pass, or the
-  CPU and the GPU, would choose different tokens.
-- Telemetry is off unless the environment already says otherwise.
-
-This is the only module that imports onnxruntime.
 """
 
 from __future__ import annotations
 
 import ctypes
-import functools
-import os
 import threading
-import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
-
-from edgelm_runtime.engine.threads import default_threads
-from edgelm_runtime.model_file.interface import TensorInfo
-
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+from typing import Any, NoReturn
 
 import onnxruntime as ort
+from numpy.typing import NDArray
 
-from edgelm_runtime.errors import ClosedError, ModelFileError, OptionError, ProviderError
-from edgelm_runtime.model_file.weight_mmap import without_weights
-
-SUFFIX = "ExecutionProvider"
-ERRORS_ONLY = 3
-PROVIDER_OPTIONS = {"CUDA" + SUFFIX: {"use_tf32": "0"}}
+from edgelm_runtime.engine.creation import create, one_line
+from edgelm_runtime.engine.forks import renewed_in_children
+from edgelm_runtime.engine.providers import CPU, CUDA, check_provider, choose_providers
+from edgelm_runtime.engine.session_options import check_threads
+from edgelm_runtime.errors import ClosedError, ModelFileError, OptionError
+from edgelm_runtime.model_file.interface import TensorInfo
+from edgelm_runtime.model_file.opened import OpenModel
 
 
 class Session:
@@ -56,18 +39,29 @@ class Session:
         threads: int | None = None,
         optimize: bool = True,
     ) -> None:
-        self._source = source
         self._providers = choose_providers(provider)
-        self._options = _session_options(threads, optimize)
+        check_threads(threads)
+        self._threads, self._optimize = threads, optimize
         self._lock = threading.Lock()
         self._closed = False
-        self._session: Any = _create(source, self._options, self._providers)
-        _open_sessions.add(self)
-        if provider != "auto" and self.provider != self._providers[0]:
-            raise ProviderError(
-                f"the provider {provider!r} was asked for, but {_short(self.provider)!r} runs",
-                "check its drivers and libraries, or use --provider cpu",
-            )
+        self._source = source if isinstance(source, bytes) else OpenModel(source)
+        try:
+            self._session: Any = self._create()
+            check_provider(provider, self._providers, self.provider)
+        except BaseException:
+            self.close()
+            raise
+        renewed_in_children(self)
+
+    @property
+    def model(self) -> OpenModel | None:
+        """The file that was loaded; None for bytes."""
+        return self._source if isinstance(self._source, OpenModel) else None
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
 
     @property
     def provider(self) -> str:
@@ -77,7 +71,7 @@ class Session:
     @property
     def device(self) -> str | None:
         """The device with memory of its own that computes, as I/O bindings call it; None for the CPU."""
-        return "cuda" if self.provider == "CUDA" + SUFFIX else None
+        return "cuda" if self.provider == CUDA else None
 
     @property
     def inputs(self) -> dict[str, TensorInfo]:
@@ -93,8 +87,13 @@ class Session:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """The file's `metadata_props`."""
-        return dict(self.raw.get_modelmeta().custom_metadata_map)
+        """The file's `metadata_props`. Raises ModelFileError where they are not UTF-8."""
+        session = self.raw
+        try:
+            return dict(session.get_modelmeta().custom_metadata_map)
+        except UnicodeDecodeError as error:
+            name = self.model.name if self.model is not None else "the model given as bytes"
+            raise ModelFileError(f"{name} has damaged metadata: {error}", "export the model again") from error
 
     def run(self, outputs: Sequence[str], feeds: Mapping[str, NDArray[Any]]) -> list[NDArray[Any]]:
         """Compute `outputs` from `feeds`. Raises ClosedError after `close`, ModelFileError where it fails."""
@@ -108,7 +107,7 @@ class Session:
     @property
     def copies_inputs(self) -> bool:
         """Whether inputs in this process' memory are copied when they are bound, instead of read by each run."""
-        return not self.provider.startswith("CPU")
+        return self.provider != CPU
 
     def binding(self) -> Any:
         """A new I/O binding, which holds for as long as `raw` stays the same. Raises ClosedError after `close`."""
@@ -131,135 +130,37 @@ class Session:
                 if self._closed:
                     raise ClosedError("the model is closed", "load it again")
                 if self._session is None:
-                    self._session = _create(self._source, self._options, self._providers)
+                    self._session = self._create()
                 session = self._session
         return session
 
+    def _create(self) -> ort.InferenceSession:
+        return create(self._source, self._threads, self._optimize, self._providers)
+
     def close(self) -> None:
-        """Free the graph and its threads. Runs that are under way in other threads end first."""
+        """Free the graph and its threads, when runs that are under way in other threads have ended."""
         with self._lock:
             self._closed = True
             self._session = None
+            if isinstance(self._source, OpenModel):
+                self._source.close()
 
-    def _leave_to_parent(self) -> None:
+    def renew_in_child(self) -> None:
         """In a forked child: forget the parent's session without ever ending it."""
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._session))
         self._session = None
         self._lock = threading.Lock()
 
-
-_open_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-
-
-def _leave_sessions_to_parent() -> None:
-    for session in _open_sessions:
-        session._leave_to_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_sessions_to_parent)
+    def __reduce__(self) -> NoReturn:
+        raise OptionError("a loaded model cannot be pickled or copied", "pass its path on, and load it there")
 
 
 def _failed(error: Exception) -> ModelFileError:
-    return ModelFileError(f"the graph failed: {_one_line(error)}", "check the model with `edgelm verify`")
-
-
-def choose_providers(provider: str) -> list[str]:
-    """Provider names for onnxruntime, best first. `auto`: CUDA where this onnxruntime has it, else the CPU.
-
-    Raises ProviderError for a provider that this onnxruntime does not have.
-    """
-    available = ort.get_available_providers()
-    cpu = "CPU" + SUFFIX
-    if provider == "auto":
-        return [name for name in ("CUDA" + SUFFIX, cpu) if name in available]
-    wanted = {provider.lower(), (provider + SUFFIX).lower()}
-    for name in available:
-        if name.lower() in wanted:
-            return [name] if name == cpu else [name, cpu]
-    raise ProviderError(
-        f"this onnxruntime has no provider {provider!r}",
-        f"it has {', '.join(_short(name) for name in available)}; others come with other onnxruntime packages",
-    )
-
-
-def _session_options(threads: int | None, optimize: bool) -> ort.SessionOptions:
-    if threads is not None and (not isinstance(threads, int) or threads < 1):
-        raise OptionError(f"threads is {threads!r}", "give a whole number of at least 1")
-    options = ort.SessionOptions()
-    # More threads than processors only wait for each other, and enough of them end the process.
-    options.intra_op_num_threads = min(threads, os.cpu_count() or threads) if threads else default_threads()
-    options.inter_op_num_threads = 1
-    options.log_severity_level = ERRORS_ONLY
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    if _saturates():
-        options.add_session_config_entry("session.x64quantprecision", "1")
-    if not optimize:
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return options
-
-
-# `MatMulInteger` of a, uint8, and b, int8: an ONNX model of one node, opset 10.
-_PRODUCT = (
-    b'\x08\x04:O\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x00'
-    b"Z\x0f\n\x01a\x12\n\n\x08\x08\x02\x12\x04\n\x00\n\x00Z\x0f\n\x01b\x12\n\n\x08\x08\x03\x12\x04\n\x00\n\x00"
-    b"b\x0f\n\x01c\x12\n\n\x08\x08\x06\x12\x04\n\x00\n\x00B\x04\n\x00\x10\n"
-)
-
-
-@functools.cache
-def _saturates() -> bool:
-    """Whether onnxruntime's fast product of uint8 by int8 clips sums on this processor.
-
-    x86 processors without VNNI add two products in 16 bits. There an exact way is asked for, which takes half as
-    long again; with VNNI it would be a third of the speed given away (SmolLM2, 64 tokens: 28 against 18 ms).
-    """
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = ERRORS_ONLY
-    session = ort.InferenceSession(_PRODUCT, options, providers=["CPUExecutionProvider"])
-    feeds = {"a": np.full((4, 64), 255, np.uint8), "b": np.full((64, 32), 127, np.int8)}
-    return bool((session.run(None, feeds)[0] != 64 * 255 * 127).any())
-
-
-def _create(source: Path | bytes, options: ort.SessionOptions, providers: list[str]) -> ort.InferenceSession:
-    if isinstance(source, Path):
-        if source.is_dir():
-            raise ModelFileError(f"{source} is a folder", "give the .onnx file in it")
-        if not source.exists():
-            raise ModelFileError(f"there is no model file {source}", "check the path")
-    name = "the model given as bytes" if isinstance(source, bytes) else str(source)
-    data = source if isinstance(source, bytes) else _mapped(source, options)
-    try:
-        configured = [(name, PROVIDER_OPTIONS.get(name, {})) for name in providers]
-        return ort.InferenceSession(data, options, providers=configured)
-    except Exception as error:  # onnxruntime raises classes of its own with no common base
-        raise ModelFileError(
-            f"{name} is not a usable ONNX model: {_one_line(error)}", "copy or export it again"
-        ) from error
-
-
-def _mapped(path: Path, options: ort.SessionOptions) -> bytes | str:
-    """What to give onnxruntime so that it maps the weights of `path`, where that can be."""
-    # Weights are looked for in the folder of the file itself, and a link may lead there.
-    path = path.resolve()
-    model = without_weights(path)
-    if model is None:
-        return str(path)
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-    return model
+    return ModelFileError(f"the graph failed: {one_line(error)}", "check the model with `edgelm verify`")
 
 
 def _tensor_info(node: Any) -> TensorInfo:
     return TensorInfo(node.name, node.type, tuple(node.shape))
-
-
-def _short(provider: str) -> str:
-    return provider.removesuffix(SUFFIX).lower()
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
 
 
 def on_device(array: NDArray[Any], device: str) -> Any:

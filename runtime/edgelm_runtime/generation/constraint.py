@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -46,7 +46,7 @@ class Constraint:
 
         matcher = LLMatcher(self._tokenizer, self._grammar, log_level=0)
         if matcher.is_error():
-            raise OptionError(f"the constraint is not usable: {matcher.get_error()}")
+            raise OptionError(f"the constraint is not usable: {_one_line(matcher.get_error())}")
         return ConstraintState(matcher, prompt_length, self._vocab_size, self._end_ids)
 
 
@@ -64,6 +64,7 @@ class ConstraintState:
         self._advance(ids)
         mask = np.zeros(self._vocab_size, bool)
         known = np.frombuffer(self._matcher.compute_logit_bias(), np.uint8)[: self._vocab_size]
+        self._check()
         mask[: len(known)] = known
         mask[self._end_ids] = self._matcher.is_accepting()
         return mask
@@ -77,8 +78,14 @@ class ConstraintState:
         """Tell the matcher what was added since the last call."""
         added = ids[self._length :].tolist()
         if added and self._matcher.try_consume_tokens(added) < len(added):
+            self._check()
             raise OptionError("forced_tokens contradict the constraint", "leave one of them out")
         self._length = len(ids)
+
+    def _check(self) -> None:
+        """Raise OptionError where the grammar grew beyond what llguidance computes."""
+        if self._matcher.is_error():
+            raise OptionError(f"the constraint is not usable: {_one_line(self._matcher.get_error())}")
 
 
 def make_constraint(model: ModelFile, options: TextOptions) -> Constraint | None:
@@ -100,24 +107,37 @@ def make_constraint(model: ModelFile, options: TextOptions) -> Constraint | None
         raise MissingExtraError("llguidance", "constrain") from error
     if options.json_schema is not None:
         schema = _schema_text(options.json_schema)
-        grammar = LLMatcher.grammar_from_json_schema(schema, defaults=JSON_FORM)
+        grammar = _grammar(LLMatcher.grammar_from_json_schema, schema, defaults=JSON_FORM)
     elif options.regex is not None:
-        grammar = LLMatcher.grammar_from_regex(options.regex)
+        grammar = _grammar(LLMatcher.grammar_from_regex, options.regex)
     else:
-        grammar = LLMatcher.grammar_from_regex("|".join(map(re.escape, options.choices or ())))
+        grammar = _grammar(LLMatcher.grammar_from_regex, "|".join(map(re.escape, options.choices or ())))
     return Constraint(grammar, model.tokenizer, model.vocab_size, model.end_ids)
+
+
+def _grammar(make: Callable[..., str], source: str, **settings: Any) -> str:
+    try:
+        return make(source, **settings)
+    except Exception as error:  # llguidance has no class of its own for what it cannot read
+        raise OptionError(f"the constraint is not usable: {_one_line(error)}") from error
+
+
+def _one_line(error: object) -> str:
+    return " ".join(str(error).split())[:300]
 
 
 def _schema_text(schema: Mapping[str, Any] | str | bool) -> str:
     """The schema as JSON. Raises OptionError where it is none."""
     try:
         text = schema if isinstance(schema, str) else json.dumps(schema)
-        valid = isinstance(json.loads(text), (dict, bool))
-    except (TypeError, ValueError) as error:
+        value = json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(f"json_schema is not JSON: {error}", "give a JSON schema") from error
-    if not valid:
-        raise OptionError(f"json_schema is {text}", "give an object, as JSON Schema describes it")
-    return text
+    if not isinstance(value, (dict, bool)):
+        raise OptionError(f"json_schema is {text}"[:200], "give an object, as JSON Schema describes it")
+    if value is False:
+        raise OptionError("json_schema is false, under which nothing is valid", "give another schema")
+    return "{}" if value is True else text
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 from edgelm_runtime.arrays import Ids, Logits
 
@@ -24,3 +25,66 @@ class Decoder(Protocol):
     def clear(self) -> None:
         """Forget earlier calls and free what was kept for later ones; most decoders keep nothing."""
         return
+
+
+class Slots(Protocol):
+    """Where a decoder keeps what it has computed of rows, a slot for each. Serves one thread at a time."""
+
+    chunk: int
+    """Maximum number of tokens in a pass; 0 where nothing is kept, and every pass takes whole rows."""
+    tokens: int = 0
+    """Tokens whose states are kept."""
+    reused: int = 0
+    """Tokens so far that an earlier text, or another one, had computed."""
+    bytes: int = 0
+    """Memory that the states take now."""
+    bytes_limit: int = 0
+    """Memory that they take at most."""
+
+    def acquire(self, row: Ids) -> int:
+        """A slot for a text that begins as `row`, until `release`."""
+
+    def release(self, slot: int) -> None:
+        """Give a slot back. What it holds may serve a later text that begins alike."""
+
+    def remaining(self, slot: int, row: Ids, count: int) -> int:
+        """How many tokens of `row` a call of `logits` would compute now; 0 where nothing is kept."""
+
+    def prefill(self, slot: int, row: Ids, count: int) -> None:
+        """Compute the next `chunk` tokens of `row`, short of the last `count`."""
+
+    def logits(self, slots: Sequence[int], rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        """As `Decoder.__call__`, for the row of each slot."""
+
+
+class WholeRows(Slots):
+    """The slots of a decoder that keeps nothing."""
+
+    chunk = 0
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+
+    def acquire(self, row: Ids) -> int:
+        return 0
+
+    def release(self, slot: int) -> None:
+        return
+
+    def remaining(self, slot: int, row: Ids, count: int) -> int:
+        return 0
+
+    def prefill(self, slot: int, row: Ids, count: int) -> None:
+        return
+
+    def logits(self, slots: Sequence[int], rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        return self._decoder(rows, counts)
+
+
+def slots_of(decoder: Decoder, prompts: Sequence[Ids] = (), count: int = 0) -> AbstractContextManager[Slots]:
+    """Slots for rows that begin as `prompts`, from what earlier calls left; with a `count`, so many of their own."""
+    make: Any = getattr(decoder, "slots", None)
+    kept: AbstractContextManager[Slots] = (
+        nullcontext(WholeRows(decoder)) if make is None else make(prompts, count)
+    )
+    return kept

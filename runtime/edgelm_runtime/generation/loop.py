@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.batch import Batch, interrupted, refusal, unfinished
+from edgelm_runtime.generation.decoder import Decoder, slots_of
 from edgelm_runtime.generation.options import Limits, TextOptions, split_options
-from edgelm_runtime.generation.results import ContextWarning, FinishReason, Generation, Piece, Stats
+from edgelm_runtime.generation.results import ContextWarning, Generation, Piece, Stats
 from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.validation import check_prompt
@@ -42,29 +43,31 @@ def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | No
     context = decoder.context_length
     stats.prompt_tokens += sum(row.prompt_length for row in rows)
     check_context(rows, limits, context)
-    waiting = [_refusal(row, limits, context) for row in rows]
-    for piece in waiting:
+    for piece in [refusal(row, context) for row in rows]:
         if piece is not None:
             yield _told(piece, limits)
-    active = [row for row in rows if row.finish_reason is None]
-    while active:
-        if reason := _interrupted(limits, started):
-            for row in active:
-                yield _told(row.finish(reason), limits)
-            break
-        _tell_sliding(active, limits, context)
-        windows, counts = zip(*(row.next_window(context, decoder.pass_cost) for row in active), strict=True)
-        logits = decoder(windows, counts)
-        stats.passes += 1
-        for row, row_logits in zip(active, logits, strict=True):
-            for piece in row.accept(row_logits, context):
-                stats.tokens += piece.token_id is not None
-                stats.seconds = time.perf_counter() - started
-                stats.first_token_seconds = stats.first_token_seconds or stats.seconds
-                yield _told(piece, limits)
-            stats.drafted += row.drafted
-            stats.accepted += row.accepted
-        active = [row for row in active if row.finish_reason is None]
+    with slots_of(decoder, [row.ids for row in rows]) as slots:
+        batch = Batch(decoder, slots)
+        for row in unfinished(rows):
+            batch.join(row)
+        while active := unfinished(rows):
+            if reason := interrupted(limits, started):
+                for row in active:
+                    yield _told(row.finish(reason), limits)
+                break
+            _tell_sliding(active, limits, context)
+            advanced = batch.step()
+            stats.passes += 1
+            for row, pieces in advanced:
+                for piece in pieces:
+                    stats.tokens += piece.token_id is not None
+                    stats.seconds = time.perf_counter() - started
+                    stats.first_token_seconds = stats.first_token_seconds or stats.seconds
+                    yield _told(piece, limits)
+                stats.drafted += row.drafted
+                stats.accepted += row.accepted
+                if row.finish_reason:
+                    batch.leave(row)
     stats.seconds = time.perf_counter() - started
 
 
@@ -72,23 +75,6 @@ def _told(piece: Piece, limits: Limits) -> Piece:
     if limits.on_token is not None:
         limits.on_token(piece)
     return piece
-
-
-def _refusal(row: Row, limits: Limits, context: int) -> Piece | None:
-    """The last piece of a row that may not make a single token."""
-    if limits.max_new_tokens == 0:
-        return row.finish("length")
-    if limits.overflow == "stop" and row.length >= context:
-        return row.finish("context")
-    return None
-
-
-def _interrupted(limits: Limits, started: float) -> FinishReason | None:
-    if limits.cancel is not None and limits.cancel.is_set():
-        return "cancelled"
-    if limits.max_time is not None and time.perf_counter() - started >= limits.max_time:
-        return "time"
-    return None
 
 
 def check_context(rows: Sequence[Row], limits: Limits, context: int) -> None:

@@ -65,7 +65,9 @@ class Row:
         ids: list[int] = self._buffer[self.prompt_length : self.length].tolist()
         return ids
 
-    def next_window(self, context_length: int, pass_cost: int | None = None) -> tuple[Ids, int]:
+    def next_window(
+        self, context_length: int, pass_cost: int | None = None, drafting: bool = True
+    ) -> tuple[Ids, int]:
         """What the decoder should see now, draft included, and for how many last positions logits are wanted.
 
         `pass_cost` is what a pass costs the decoder, in tokens that it is fed (default: the window).
@@ -73,7 +75,8 @@ class Row:
         """
         window = self.ids[max(0, self.length - context_length) :]
         self._pass_cost = pass_cost if pass_cost is not None else len(window)
-        self._draft = self._make_draft(window, context_length - len(window))
+        room = context_length - len(window) if drafting else 0
+        self._draft = self._make_draft(window, room)
         return np.concatenate((window, self._draft)), len(self._draft) + 1
 
     def _make_draft(self, window: Ids, room: int) -> Ids:

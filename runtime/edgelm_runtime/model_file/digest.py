@@ -10,35 +10,54 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
+from typing import Any
 
 from edgelm_runtime.errors import ModelFileError
-from edgelm_runtime.model_file.interface import DIGEST, PREFIX
-from edgelm_runtime.model_file.protobuf import METADATA, Data, mapped_file, walk
+from edgelm_runtime.model_file.interface import DIGEST, PREFIX, SIDECAR_SAMPLE
+from edgelm_runtime.model_file.opened import COPY_AGAIN, OpenModel
+from edgelm_runtime.model_file.protobuf import METADATA, Data, walk
 
 DIGEST_KEY = PREFIX + DIGEST
 GRAPH_PART, SIDECAR_PART = "graph", "sidecar"
+SAMPLES, SAMPLE_BYTES = 32, 256
 
 
-def file_digest(path: Path, sidecar: str | None = None) -> dict[str, str]:
-    """SHA-256 (hex) of the parts of the model file `path`: "graph", "sidecar", and each `edgelm.*` key.
+def file_digest(model: OpenModel) -> dict[str, str]:
+    """SHA-256 (hex) of the parts of a model file: "graph", "sidecar", and each `edgelm.*` key.
 
-    `sidecar` is the name of the file beside it that holds its weights, where there is one. Raises
-    ModelFileError where a file is missing, cut off or no protobuf message.
+    Raises ModelFileError where the file is cut off or no protobuf message.
     """
     try:
-        with mapped_file(path) as data:
-            parts = _parts(data)
-        if sidecar is not None:
-            with mapped_file(path.parent / Path(sidecar).name) as data:
-                parts[SIDECAR_PART] = hashlib.sha256(data).hexdigest()
-    except OSError as error:
-        raise ModelFileError(
-            f"cannot read {error.filename or path}: {error.strerror}", "check the path"
-        ) from error
+        parts = _parts(model.file.data)
     except ValueError as error:
-        raise ModelFileError(f"{path} {error}", "copy or export it again") from error
+        raise ModelFileError(f"{model.name} {error}", COPY_AGAIN) from error
+    for sidecar in model.sidecars.values():
+        parts[SIDECAR_PART] = hashlib.sha256(sidecar.data).hexdigest()
     return parts
+
+
+def sidecar_sample(model: OpenModel) -> str | None:
+    """A digest over a few places of the sidecar, which tells another export's from this one's without reading it all.
+
+    None where there is none.
+    """
+    for sidecar in model.sidecars.values():
+        digest = hashlib.sha256(str(sidecar.size).encode())
+        for place in range(SAMPLES):
+            start = (sidecar.size - SAMPLE_BYTES) * place // (SAMPLES - 1)
+            digest.update(sidecar.data[max(0, start) : start + SAMPLE_BYTES])
+        return digest.hexdigest()
+    return None
+
+
+def check_sidecar(model: OpenModel, graph: Mapping[str, Any]) -> None:
+    """Raise ModelFileError where the sidecar is not the one that the `graph` entry of the metadata was written with."""
+    expected = graph.get(SIDECAR_SAMPLE)
+    if expected is not None and expected != sidecar_sample(model):
+        raise ModelFileError(
+            f"{', '.join(model.sidecars)} does not hold the weights of {model.name}",
+            "put there the file that was exported with it, or export the model again",
+        )
 
 
 def changed_entries(metadata: Mapping[str, str], digest: Mapping[str, str]) -> list[str]:

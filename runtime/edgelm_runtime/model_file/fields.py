@@ -18,6 +18,7 @@ from edgelm_runtime.model_file.interface import (
     ADD_BOS,
     ADD_EOS,
     BOS_ID,
+    CACHE_SPARE,
     CHAT_TEMPLATE,
     CONFIG,
     CONTEXT_LENGTH,
@@ -32,6 +33,8 @@ from edgelm_runtime.model_file.interface import (
     PARITY,
     PREFIX,
     QUALITY,
+    SIDECAR,
+    SIDECAR_SAMPLE,
     TOKENIZER,
     VOCAB_SIZE,
 )
@@ -117,7 +120,7 @@ FIELDS: dict[str, dict[str, Kind]] = {
     GOLDEN: {"atol": SIZE, "prompts": GOLDEN_PROMPTS},
     GRAPH: {
         "opset": WHOLE, "ir_version": WHOLE, "dtype": TEXT, "parameters": WHOLE, "weight_bytes": WHOLE,
-        "operators": COUNTS, "cache_spare": WHOLE, "sidecar": TEXT.or_null(), "sidecar_sample": TEXT,
+        "operators": COUNTS, CACHE_SPARE: WHOLE, SIDECAR: TEXT.or_null(), SIDECAR_SAMPLE: TEXT,
     },
     QUALITY: {
         "plan": TEXT, "text": TEXT, "perplexity": NUMBER, "ppl_increase_pct": NUMBER, "allowed_pct": SIZE,

@@ -72,6 +72,8 @@ GRAPH, PARITY, QUALITY, GOLDEN, DIGEST = "graph", "parity", "quality", "golden",
 
 # Fields of `config` that the runtime reads.
 CONTEXT_LENGTH, VOCAB_SIZE = "context_length", "vocab_size"
+# Fields of `graph` that the runtime reads: spare positions of a cache, and what binds a sidecar to its graph.
+CACHE_SPARE, SIDECAR, SIDECAR_SAMPLE = "cache_spare", "sidecar", "sidecar_sample"
 # Fields of `generation` besides the defaults of options.
 END_IDS, BOS_ID, ADD_BOS, EOS_ID, ADD_EOS, CHAT_TEMPLATE = (
     "end_ids", "bos_id", "add_bos", "eos_id", "add_eos", "chat_template",

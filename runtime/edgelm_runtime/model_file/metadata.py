@@ -16,6 +16,7 @@ from edgelm_runtime.model_file.interface import (
     ADD_BOS,
     ADD_EOS,
     BOS_ID,
+    CACHE_SPARE,
     CHAT_TEMPLATE,
     CONFIG,
     CONTEXT_LENGTH,
@@ -145,7 +146,7 @@ def read_model_file(graph: LoadedGraph, name: str, check_digest: bool = True) ->
 
 def cache_spare(graph: LoadedGraph) -> int:
     """Positions that a cache of this graph needs beyond its tokens (`passes/spare_row.py` of the export)."""
-    return int(EntryReader(graph.metadata, "the model file").fields(GRAPH).get("cache_spare", 0))
+    return int(EntryReader(graph.metadata, "the model file").fields(GRAPH).get(CACHE_SPARE, 0))
 
 
 def _tokenizer(reader: EntryReader, name: str) -> Tokenizer | None:

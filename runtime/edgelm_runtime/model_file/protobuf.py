@@ -6,10 +6,7 @@ https://protobuf.dev/programming-guides/encoding/; field numbers from onnx.proto
 from __future__ import annotations
 
 import mmap
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import NamedTuple
 
 # ModelProto, GraphProto, TensorProto
@@ -29,16 +26,6 @@ class Field(NamedTuple):
     start: int
     content: int
     end: int
-
-
-@contextmanager
-def mapped_file(path: Path) -> Iterator[mmap.mmap]:
-    """The bytes of a file, without reading them. Raises OSError, and ValueError for an empty file."""
-    with path.open("rb") as file:
-        if not os.fstat(file.fileno()).st_size:
-            raise ValueError("is cut off")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            yield data
 
 
 def walk(data: Data, start: int, end: int) -> Iterator[Field]:

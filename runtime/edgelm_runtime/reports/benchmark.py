@@ -115,9 +115,9 @@ class _Subject:
         self.decoder = choose_decoder(decode, cast(Session, self._clock), info, str(path))
         prompt = np.random.default_rng(0).integers(0, info.vocab_size, info.context_length)
         self._prompt: list[int] = prompt.tolist()
-        self.figures = Figures(
-            str(path), _size(path), _how(self.decoder), session.provider.removesuffix("ExecutionProvider")
-        )
+        size = session.model.size if session.model is not None else 0
+        provider_name = session.provider.removesuffix("ExecutionProvider")
+        self.figures = Figures(str(path), size, _how(self.decoder), provider_name)
 
     def start(self, provider: str, threads: int | None, decode: Decode, rounds: int) -> None:
         """Measure what a process pays once."""
@@ -168,12 +168,6 @@ class _TimedSession:
 
 def _how(decoder: Decoder) -> str:
     return type(decoder).__name__.removesuffix("Decoder").lower()
-
-
-def _size(path: Path) -> int:
-    """Of the model file and its sidecar."""
-    sidecar = path.with_name(path.name + ".data")
-    return path.stat().st_size + (sidecar.stat().st_size if sidecar.exists() else 0)
 
 
 def _fresh_process(path: str, provider: str, threads: int | None, decode: Decode) -> dict[str, Any]:

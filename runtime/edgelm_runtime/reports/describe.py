@@ -19,27 +19,28 @@ def describe(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     session = Session(path, "cpu", optimize=False)
     try:
+        files = session.model
+        assert files is not None  # it was loaded from a path
         about: dict[str, Any] = {
             "path": str(path),
-            "bytes": path.stat().st_size,
+            "bytes": files.file.size,
+            "sidecar": ", ".join(files.sidecars) or None,
+            "sidecar_bytes": files.size - files.file.size,
             "format": None,
             "inputs": _tensors(session.inputs),
             "outputs": _tensors(session.outputs),
         }
         if is_model_file(session.metadata):
-            about |= _about_model(path, read_model_file(session, str(path)))
+            about |= _about_model(read_model_file(session, str(path), check_digest=False))
         return about
     finally:
         session.close()
 
 
-def _about_model(path: Path, model: ModelFile) -> dict[str, Any]:
-    sidecar = model.graph.get("sidecar")
+def _about_model(model: ModelFile) -> dict[str, Any]:
     tokenizer = model.tokenizer
     return {
         "format": FORMAT,
-        "sidecar": sidecar,
-        "sidecar_bytes": (path.parent / Path(sidecar).name).stat().st_size if sidecar else 0,
         CONTEXT_LENGTH: model.context_length,
         VOCAB_SIZE: model.vocab_size,
         "architecture": dict(model.config),

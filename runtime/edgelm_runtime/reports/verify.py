@@ -59,17 +59,18 @@ def verify(path: str | Path, provider: str = "auto", threads: int | None = None)
                 "export the model with edgelm",
             )
         model = read_model_file(session, str(path), check_digest=False)
-        _check_digest(path, model)
+        _check_digest(path, model, session)
         _check_tokenizer(path, model)
         return _replay(path, model, session)
     finally:
         session.close()
 
 
-def _check_digest(path: Path, model: ModelFile) -> None:
-    found = file_digest(path, model.graph.get("sidecar"))
+def _check_digest(path: Path, model: ModelFile, session: Session) -> None:
     if not model.digest:
         raise VerificationError(f"{path} carries no digest", "export it again")
+    assert session.model is not None  # it was loaded from a path
+    found = file_digest(session.model)
     for part in sorted(found.keys() | model.digest.keys()):
         if found.get(part) != model.digest.get(part):
             names = {GRAPH_PART: "graph or its weights", SIDECAR_PART: "weights in the sidecar"}

@@ -9,16 +9,17 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edgelm_runtime.errors import ClosedError, QueueFullError
-from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.batch import Batch, interrupted, refusal
+from edgelm_runtime.generation.decoder import Decoder, slots_of
 from edgelm_runtime.generation.keywords import Options
-from edgelm_runtime.generation.loop import check_context, run
-from edgelm_runtime.generation.results import Piece
+from edgelm_runtime.generation.loop import check_context
+from edgelm_runtime.generation.results import FinishReason, Piece
 from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.serving.ticket import Request, Ticket
 from edgelm_runtime.validation import number, whole
@@ -74,10 +75,13 @@ class Engine:
         self._decoder = decoder
         self._make_row, self._make_chat_row = make_row, make_chat_row
         self._status = EngineStatus(parallel, queue)
-        self._reasons: Counter[str] = Counter()
-        self._wake = threading.Condition()
+        self._ended: Counter[str] = Counter()
+        self._resources = contextlib.ExitStack()
+        self._slots = self._resources.enter_context(slots_of(decoder, count=parallel))
+        self._batch = Batch(decoder, self._slots, interleave=True)
+        self._active: dict[Row, Request] = {}  # changed by the engine's thread alone
+        self._wake = threading.Condition()  # guards what follows
         self._waiting: deque[Request] = deque()
-        self._active: dict[Request, Iterator[Piece]] = {}
         self._pings: list[threading.Event] = []
         self._closing = False
         self._deadline = 0.0
@@ -102,14 +106,15 @@ class Engine:
 
     def _enter(self, row: Row) -> Ticket:
         check_context([row], row.limits, self._decoder.context_length)
-        request = Request(row, self._notify)
+        request = Request(row)
         with self._wake:
             self._check_open()
-            status = self._status
-            if len(self._waiting) >= status.queue + max(0, status.parallel - len(self._active)):
+            status, here = self._status, len(self._active) + len(self._waiting)
+            if here >= status.parallel + status.queue:
                 status.refused += 1
                 raise QueueFullError(
-                    f"{len(self._active)} requests are being answered and {len(self._waiting)} wait",
+                    f"{here} requests are here, and the engine takes {status.parallel} at once and "
+                    f"{status.queue} that wait",
                     "try again later",
                 )
             status.submitted += 1
@@ -124,8 +129,16 @@ class Engine:
     def status(self) -> EngineStatus:
         """Counts of this moment."""
         with self._wake:
-            self._status.active, self._status.queued = len(self._active), len(self._waiting)
-            return EngineStatus(**{**vars(self._status), "finished": dict(self._reasons)})
+            return replace(
+                self._status,
+                active=len(self._active),
+                queued=len(self._waiting),
+                finished=dict(self._ended),
+                reused_tokens=self._slots.reused,
+                cache_tokens=self._slots.tokens,
+                cache_bytes=self._slots.bytes,
+                cache_bytes_limit=self._slots.bytes_limit,
+            )
 
     def ping(self, timeout: float = 5.0) -> bool:
         """Whether the engine's thread answers within `timeout` seconds. It does between two steps."""
@@ -155,47 +168,79 @@ class Engine:
     ) -> None:
         self.close()
 
-    def _notify(self) -> None:
-        with self._wake:
-            self._wake.notify_all()
-
     def _serve(self) -> None:
-        while True:
+        with self._resources:
+            while self._wait():
+                self._admit()
+                self._step()
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False when the engine is to end."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._waiting or self._active or self._pings or self._closing)
+            while self._pings:
+                self._pings.pop().set()
+            return bool(self._waiting or self._active or not self._closing)
+
+    def _admit(self) -> None:
+        """Let requests that wait have the slots that are free, after ending those that nobody waits for any more."""
+        for request in list(self._waiting):
+            row = request.row
+            reason = self._reason_to_end(request)
+            last = row.finish(reason) if reason else refusal(row, self._decoder.context_length)
+            if last is None and len(self._active) == self._status.parallel:
+                continue
             with self._wake:
-                self._wake.wait_for(
-                    lambda: self._waiting or self._active or self._pings or self._closing,
-                )
-                for ping in self._pings:
-                    ping.set()
-                self._pings.clear()
-                if self._closing and time.perf_counter() >= self._deadline:
-                    for request in (*self._waiting, *self._active):
-                        request.cancelled = True
-                while self._waiting and len(self._active) < self._status.parallel:
-                    request = self._waiting.popleft()
-                    self._active[request] = run(self._decoder, [request.row], request.row.limits)
-                if self._closing and not self._active:
-                    return
-            self._step()
+                self._waiting.remove(request)
+                if last is None:
+                    self._batch.join(row)
+                    self._active[row] = request
+            if last is not None:
+                self._deliver(request, [last])
+
+    def _reason_to_end(self, request: Request) -> FinishReason | None:
+        closing = self._closing and time.perf_counter() >= self._deadline
+        if request.cancelled or closing:
+            return "cancelled"
+        return interrupted(request.row.limits, request.started)
 
     def _step(self) -> None:
+        for request in list(self._active.values()):
+            if reason := self._reason_to_end(request):
+                self._deliver(request, [request.row.finish(reason)])
+        if not self._active:
+            return
         self._status.steps += 1
-        for request, pieces in list(self._active.items()):
-            try:
-                piece = request.row.finish("cancelled") if request.cancelled else next(pieces)
-                request.tell(piece)
-            except BaseException as error:
-                self._leave(request, None if isinstance(error, StopIteration) else error)
-            else:
-                if piece.finish_reason:
-                    self._leave(request)
+        for row, pieces in self._batch.step():
+            request = self._active[row]
+            request.stats.passes += 1
+            self._deliver(request, pieces)
 
-    def _leave(self, request: Request, error: BaseException | None = None) -> None:
+    def _deliver(self, request: Request, pieces: Iterable[Piece]) -> None:
+        """Hand on what a step made. Whatever goes wrong there, in sampling or in the caller's functions, ends this
+        request and no other."""
+        row, error = request.row, None
+        try:
+            for piece in pieces:
+                request.tell(piece)
+        except Exception as raised:
+            error = raised
+        request.stats.drafted += row.drafted
+        request.stats.accepted += row.accepted
+        if error is not None or row.finish_reason:
+            self._end(request, error)
+
+    def _end(self, request: Request, error: Exception | None) -> None:
+        if self._active.pop(request.row, None) is not None:
+            self._batch.leave(request.row)
         with self._wake:
-            del self._active[request]
-            self._reasons["error" if error else str(request.row.finish_reason)] += 1
+            self._ended["error" if error is not None else str(request.row.finish_reason)] += 1
+            self._status.prompt_tokens += request.stats.prompt_tokens
             self._status.tokens += request.stats.tokens
-        with contextlib.suppress(Exception):  # from the caller's function, when there is nothing left to end
+            if request.stats.tokens:
+                self._status.first_tokens += 1
+                self._status.first_token_seconds += request.stats.first_token_seconds
+        with contextlib.suppress(Exception):  # of the caller's function, when there is nothing left to end
             request.end(error)
 
 

@@ -18,18 +18,17 @@ OnEnd = Callable[[BaseException | None], None]
 class Request:
     """One text on its way through an engine. The engine's thread writes it, a `Ticket` reads it."""
 
-    def __init__(self, row: Row, wake: Callable[[], None]) -> None:
+    def __init__(self, row: Row) -> None:
         self.row = row
         self.stats = Stats(prompt_tokens=row.prompt_length)
         self.started = time.perf_counter()
-        self.cancelled = False
+        self.cancelled = False  # the engine looks at it before each step
         self.pieces: list[Piece] = []
         self.ended = False
         self.error: BaseException | None = None
         self.changed = threading.Condition()
         self.on_piece: OnPiece | None = None
         self.on_end: OnEnd | None = None
-        self._wake = wake
 
     def tell(self, piece: Piece) -> None:
         """Hand a piece to the caller. Raises what the caller's functions raise."""
@@ -40,24 +39,28 @@ class Request:
         with self.changed:
             self.pieces.append(piece)
             self.changed.notify_all()
-            if self.on_piece is not None:
-                self.on_piece(piece)
+            for function in (self.row.limits.on_token, self.on_piece):
+                if function is not None:
+                    function(piece)
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nothing follows. Later calls change nothing."""
+        """Nothing follows. Raises what the caller's function raises."""
         with self.changed:
-            if self.ended:
-                return
             self.ended, self.error = True, error
             self.stats.seconds = time.perf_counter() - self.started
             self.changed.notify_all()
             if self.on_end is not None:
                 self.on_end(error)
 
+    def more_than(self, told: int) -> list[Piece]:
+        """Wait until there are more than `told` pieces, and give those; none where the text has ended before."""
+        with self.changed:
+            self.changed.wait_for(lambda: len(self.pieces) > told or self.ended)
+            return self.pieces[told:]
+
     def cancel(self) -> None:
         """Let the engine end this text before its next step."""
         self.cancelled = True
-        self._wake()
 
 
 class Ticket:
@@ -76,14 +79,9 @@ class Ticket:
         Raises what ended the request, where that was an error.
         """
         request, told = self._request, 0
-        while True:
-            with request.changed:
-                request.changed.wait_for(lambda: len(request.pieces) > told or request.ended)
-                pieces = request.pieces[told:]
-            if not pieces:
-                break
-            told += len(pieces)
+        while pieces := request.more_than(told):
             yield from pieces
+            told += len(pieces)
         if request.error is not None:
             raise request.error
 

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
-import tiktoken
 
 from edgelm_runtime.errors import OptionError, TokenizerError
-from edgelm_runtime.text.longest_match import longest_of
+from edgelm_runtime.text.byte_pairs import BytePairs
+from edgelm_runtime.text.named_tokens import NamedTokens, Strip
 from edgelm_runtime.text.tokenizer_json import arguments, saved_values
 
 END_OF_TEXT = "<|endoftext|>"
@@ -43,7 +42,7 @@ DEFAULT_PATTERN = (
 )
 
 
-PrefixSpace = Literal["never", "first", "always"]
+PrefixSpace = Literal["never", "first", "always", "each"]
 # Where a stretch of text stands: at the start of the whole, after a named token, or after another text.
 Place = Literal["start", "between", "continuing"]
 
@@ -56,11 +55,13 @@ class Tokenizer:
     `special` maps special-token text to its id. What imported vocabularies add:
 
     - `added`: tokens that ordinary text becomes wherever they stand, the longest first, before merging.
+    - `normalized`: those of `added` that are looked for after the text was normalised, normalised themselves.
+    - `strip`: named tokens (added or special) that swallow white space on their "left", "right" or "both" sides.
     - `decode_only`: bytes of ids that text never becomes, but that a model may emit.
     - `normalization`: "NFC" composes characters first; "" leaves text alone.
     - `space_symbol`: a character that counts as a space ("\u2581" in SentencePiece vocabularies).
-    - `prefix_space`: a space before the text ("first": where there is none yet), or before every stretch
-      of text between special tokens as well ("always").
+    - `prefix_space`: a space before the text ("first": where there is none yet), before every stretch of text
+      between named tokens as well ("always"), or before each of those that begins without one ("each").
     - `drop_unknown`: characters that the model cannot express are left out instead of being an error.
 
     Raises TokenizerError where two tokens share their bytes or a single byte has no token.
@@ -74,6 +75,8 @@ class Tokenizer:
         ids: Sequence[int | Sequence[int]] | None = None,
         *,
         added: Mapping[str, int] | None = None,
+        normalized: Collection[str] = (),
+        strip: Mapping[str, Strip] | None = None,
         decode_only: Mapping[int, bytes] | None = None,
         normalization: Literal["", "NFC"] = "",
         space_symbol: str = "",
@@ -85,18 +88,13 @@ class Tokenizer:
         self.special = dict(special or {})
         self.ids = list(ids) if ids is not None else None
         self.added = dict(added or {})
+        self.normalized = sorted(normalized)
+        self.strip = dict(strip or {})
         self.decode_only = dict(decode_only or {})
         self.normalization = normalization
         self.space_symbol = space_symbol
         self.prefix_space = prefix_space
         self.drop_unknown = drop_unknown
-        ranks = {token: rank for rank, token in enumerate(self.tokens)}
-        if len(ranks) != len(self.tokens):
-            raise TokenizerError("the tokenizer lists the same bytes twice", "make the tokenizer again")
-        if missing := [byte for byte in range(256) if bytes([byte]) not in ranks]:
-            raise TokenizerError(
-                f"the tokenizer has no token for byte {missing[0]:#04x}", "all 256 bytes must be present"
-            )
         if normalization not in ("", "NFC") or prefix_space not in get_args(PrefixSpace):
             raise TokenizerError(
                 f"the tokenizer asks for normalization {normalization!r}, prefix space {prefix_space!r}",
@@ -105,19 +103,26 @@ class Tokenizer:
         self._table = self._id_table()
         self._gaps = frozenset(rank for rank, entry in enumerate(self._table) if not entry)
         self._named = {**self.added, **self.special}
-        self._cuts: dict[frozenset[str], re.Pattern[str] | None] = {}
-        self._stretched = bool(normalization or space_symbol or prefix_space != "never")
+        self._check_named()
+        self._cuts: dict[frozenset[str], NamedTokens] = {}
+        forms = {self._normal(name, "between"): self.added[name] for name in self.normalized}
+        self._normal_ids = forms
+        self._normal_cut = NamedTokens(forms, self.strip)
         every_id = [token_id for entry in self._table for token_id in entry]
         every_id += [*self._named.values(), *self.decode_only]
         if not all(isinstance(token_id, int) and token_id >= 0 for token_id in every_id):
             raise TokenizerError("a token id of the tokenizer is not a whole number from 0", "make it again")
         self.vocab_size = 1 + max(every_id)
-        try:
-            self._encoding = tiktoken.Encoding(
-                "edgelm", pat_str=pattern, mergeable_ranks=ranks, special_tokens={}
+        self._pairs = BytePairs(self.tokens, pattern)
+
+    def _check_named(self) -> None:
+        """Raise TokenizerError where `normalized` or `strip` name other tokens than there are."""
+        unknown = {*self.normalized} - {*self.added} | {*self.strip} - {*self._named}
+        if unknown or not {*self.strip.values()} <= {*get_args(Strip)}:
+            raise TokenizerError(
+                f"the tokenizer gives habits to tokens that it lacks: {sorted(map(str, unknown))[:3]}",
+                "make it again",
             )
-        except ValueError as error:
-            raise TokenizerError(f"the tokenizer's pattern is not usable: {error}") from error
 
     def _id_table(self) -> list[tuple[int, ...]]:
         """The model's ids of each rank."""
@@ -147,6 +152,11 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Ids of all special tokens."""
         return frozenset(self.special.values())
+
+    @cached_property
+    def holes(self) -> tuple[int, ...]:
+        """Ids below `vocab_size` that stand for no text at all."""
+        return tuple(token_id for token_id, token in enumerate(self._bytes) if not token)
 
     @property
     def end_of_text(self) -> int | None:
@@ -187,50 +197,56 @@ class Tokenizer:
 
     def _named_tokens(self, text: str, allowed: frozenset[str]) -> Iterator[tuple[int, int, list[int]]]:
         """(start, end, [id]) of each named token in `text`, and of its end, without an id."""
-        if (cut := self._cut(allowed)) is not None:
-            for match in cut.finditer(text):
-                yield match.start(), match.end(), [self._named[match.group()]]
+        if allowed not in self._cuts:
+            names = {*self.added, *allowed} - {*self.normalized}
+            self._cuts[allowed] = NamedTokens(names, self.strip)
+        for start, end, name in self._cuts[allowed].places(text):
+            yield start, end, [self._named[name]]
         yield len(text), len(text), []
 
-    def _cut(self, allowed: frozenset[str]) -> re.Pattern[str] | None:
-        """What is taken out of text before merging: added tokens and the special tokens `allowed`."""
-        if allowed not in self._cuts:
-            names = sorted({*self.added, *allowed})
-            self._cuts[allowed] = re.compile(longest_of(names)) if names else None
-        return self._cuts[allowed]
-
     def _encode_stretch(self, text: str, place: Place) -> list[int]:
-        """Ids of text that holds no named token."""
+        """Ids of text that holds no named token, except those of `normalized`."""
         if not text:
             return []
-        if self._stretched:
-            text = self._prepared(text, place)
-        ranks = self._encoding.encode_ordinary(text)
-        if self.ids is None:
-            return ranks
-        table = self._table
-        if not self._gaps.isdisjoint(ranks):
-            ranks = self._encoding.encode_ordinary(self._without_unknown(text))
-        return [token_id for rank in ranks for token_id in table[rank]]
+        text = self._normal(text, place)
+        found: list[int] = []
+        done = 0
+        for start, end, form in self._normal_cut.places(text):
+            found += self._merged(text[done:start], "between" if done else place)
+            found.append(self._normal_ids[form])
+            done = end
+        return found + self._merged(text[done:], "between" if done else place)
 
-    def _without_unknown(self, text: str) -> str:
-        """The text less the characters that have no id. Raises OptionError where that is not wanted."""
-        unknown = [c for c in set(text) if not self._gaps.isdisjoint(self._encoding.encode_ordinary(c))]
-        if not self.drop_unknown:
-            first = min(unknown, key=text.index)
-            raise OptionError(f"the model's vocabulary has nothing for {first!r}", "leave it out of the text")
-        return text.translate({ord(character): None for character in unknown})
-
-    def _prepared(self, text: str, place: Place) -> str:
+    def _normal(self, text: str, place: Place) -> str:
+        """Normalised text, with the space in front that is part of normalising ("always")."""
         if self.normalization:
             text = unicodedata.normalize(self.normalization, text)
         if self.space_symbol:
             text = text.replace(self.space_symbol, " ")
-        if place == "continuing" or self.prefix_space == "never":
-            return text
-        if self.prefix_space == "always" or (place == "start" and not text.startswith(" ")):
-            return " " + text
-        return text
+        return " " + text if self.prefix_space == "always" and place != "continuing" else text
+
+    def _merged(self, text: str, place: Place) -> list[int]:
+        """Ids of normalised text without any named token."""
+        if not text:
+            return []
+        spaced = self.prefix_space == "each" or (self.prefix_space == "first" and place == "start")
+        if spaced and place != "continuing" and not text.startswith(" "):
+            text = " " + text
+        ranks = self._pairs.ranks(text)
+        if self.ids is None:
+            return ranks
+        table = self._table
+        if not self._gaps.isdisjoint(ranks):
+            ranks = self._pairs.ranks(self._without_unknown(text))
+        return [token_id for rank in ranks for token_id in table[rank]]
+
+    def _without_unknown(self, text: str) -> str:
+        """The text less the characters that have no id. Raises OptionError where that is not wanted."""
+        unknown = [c for c in set(text) if not self._gaps.isdisjoint(self._pairs.ranks(c))]
+        if not self.drop_unknown:
+            first = min(unknown, key=text.index)
+            raise OptionError(f"the model's vocabulary has nothing for {first!r}", "leave it out of the text")
+        return text.translate({ord(character): None for character in unknown})
 
     def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
         """The bytes behind `ids`; those of special tokens are left out with `skip_special`.
@@ -253,7 +269,9 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
         """The text behind `ids`. Bytes that are not UTF-8 become U+FFFD, as in `bytes.decode`."""
         text = self.decode_bytes(ids, skip_special).decode(errors="replace")
-        return text if self.prefix_space == "never" else text.removeprefix(" ")
+        # Byte-level vocabularies keep the space that they have put in front ("each" without a symbol for it).
+        kept = self.prefix_space == "never" or (self.prefix_space == "each" and not self.space_symbol)
+        return text if kept else text.removeprefix(" ")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON; `from_dict` reads them back."""

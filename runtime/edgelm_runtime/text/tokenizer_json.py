@@ -12,7 +12,8 @@ if TYPE_CHECKING:
 
 # Arguments that are saved as they are, and left out while they have the usual value.
 _PLAIN: dict[str, Any] = {
-    "added": {}, "normalization": "", "space_symbol": "", "prefix_space": "never", "drop_unknown": False,
+    "added": {}, "normalized": [], "strip": {},
+    "normalization": "", "space_symbol": "", "prefix_space": "never", "drop_unknown": False,
 }  # fmt: skip
 
 

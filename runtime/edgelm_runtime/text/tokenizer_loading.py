@@ -8,6 +8,8 @@ from pathlib import Path
 import tiktoken
 
 from edgelm_runtime.errors import TokenizerError
+from edgelm_runtime.git_lfs import refuse_pointer
+from edgelm_runtime.text.huggingface.convert import is_huggingface, tokenizer_from
 from edgelm_runtime.text.tokenizer import END_OF_TEXT, Tokenizer
 
 
@@ -44,9 +46,10 @@ def named_tokenizer(name: str) -> Tokenizer:
 
 
 def load_tokenizer(source: str | Path) -> Tokenizer:
-    """`bytes`, a saved tokenizer file (or a folder with `tokenizer.json`), or a named tiktoken encoding.
+    """`bytes`, a tokenizer file (or a folder with `tokenizer.json`), or a named tiktoken encoding.
 
-    Raises TokenizerError where it is none of them.
+    A file is one that edgelm saved, or a Hugging Face tokenizer.json. Raises TokenizerError where it is none of them,
+    MissingExtraError where reading it takes the package `tokenizers`.
     """
     if str(source) == "bytes":
         return byte_tokenizer()
@@ -56,11 +59,16 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     if not path.is_file():
         return named_tokenizer(str(source))
     try:
+        refuse_pointer(path)
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(
-            f"cannot read the tokenizer {path}: {error}", "give a saved tokenizer file"
+            f"cannot read the tokenizer {path}: {error}", "give a saved tokenizer file, or a tokenizer.json"
         ) from error
     if not isinstance(values, dict):
-        raise TokenizerError(f"{path} is not a saved tokenizer", "give a file that edgelm saved")
+        raise TokenizerError(
+            f"{path} is not a saved tokenizer", "give a file that edgelm saved, or a tokenizer.json"
+        )
+    if is_huggingface(values):
+        return tokenizer_from(values, str(path))
     return Tokenizer.from_dict(values)

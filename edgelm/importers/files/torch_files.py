@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import pickle
 import zipfile
+from collections.abc import Iterator
 from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 
-from edgelm.importers.pytorch.pickles import wanted_names
+from edgelm.importers.files.pickles import check_size, wanted_names
 from edgelm.importers.weight_rules import Stored
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.git_lfs import refuse_pointer
 
 ZIP_MAGIC = b"PK\x03\x04"
 # A pickle, protocol 2, of the number that files before PyTorch 1.6 begin with.
@@ -31,10 +33,12 @@ def read_torch(path: Path) -> Any:
     """What `torch.save` put into the file. Raises CheckpointError that names what is refused or damaged."""
     mapped = _check_archive(path)
     try:
+        for data in _pickles(path, mapped):
+            check_size(data)
         with torch.serialization.safe_globals(_harmless()):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
-        wanted = [name for name in _wanted(path) if not name.startswith(("torch.", "collections."))]
+        wanted = [name for name in _wanted(path, mapped) if not name.startswith(("torch.", "collections."))]
         if wanted:
             raise CheckpointError(
                 f"{path} wants to load {', '.join(wanted)}, which could run code",
@@ -60,6 +64,7 @@ def _harmless() -> list[Any]:
 def _check_archive(path: Path) -> bool:
     """Whether the file is a zip archive, as since PyTorch 1.6; its figures are checked against its size."""
     try:
+        refuse_pointer(path)
         with path.open("rb") as file:
             start = file.read(len(LEGACY_MAGIC))
         if not start.startswith(ZIP_MAGIC):
@@ -87,15 +92,21 @@ def _check_archive(path: Path) -> bool:
     return True
 
 
-def _wanted(path: Path) -> list[str]:
+def _wanted(path: Path, mapped: bool) -> list[str]:
     """What the file's pickles would import."""
-    with path.open("rb") as file:
-        if file.read(4) != ZIP_MAGIC:
-            file.seek(0)
-            return wanted_names(file)
+    return [name for data in _pickles(path, mapped) for name in wanted_names(data)]
+
+
+def _pickles(path: Path, archived: bool) -> Iterator[BinaryIO]:
+    """The pickles of the file: records of the archive, or what an older file begins with."""
+    if not archived:
+        with path.open("rb") as file:
+            yield file
+        return
     with zipfile.ZipFile(path) as archive:
-        records = [name for name in archive.namelist() if name.endswith(".pkl")]
-        return [wanted for name in records for wanted in wanted_names(BytesIO(archive.read(name)))]
+        for name in archive.namelist():
+            if name.endswith(".pkl"):
+                yield BytesIO(archive.read(name))
 
 
 def stored_tensors(values: Any, path: Path, what: str) -> dict[str, Stored]:

@@ -11,12 +11,13 @@ import inspect
 import json
 import random
 import textwrap
+import time
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tokenizers
 
-from edgelm_runtime.errors import TokenizerError
+from edgelm_runtime.errors import OptionError, TokenizerError
 from edgelm_runtime.text.tokenizer import Tokenizer
 
 _PROSE = (
@@ -47,15 +48,8 @@ _BLOCKS = ((0x20, 0x250), (0x250, 0x600), (0x600, 0xE00), (0xE00, 0x1200), (0x1E
 def check_tokenizer(reference: tokenizers.Tokenizer, tokenizer: Tokenizer, source: str) -> None:
     """Raise TokenizerError that shows the first text whose ids or decoded text differ."""
     reference.encode_special_tokens = True  # text is text: special tokens come from the program alone
-    texts = [_expressible(text, tokenizer) for text in probe_texts(tokenizer)]
-    wanted = reference.encode_batch(texts, add_special_tokens=False)
-    for text, encoded in zip(texts, wanted, strict=True):
-        ids = tokenizer.encode(text)
-        if ids != encoded.ids:
-            raise TokenizerError(
-                f"{source}: {_shown(text, ids, encoded.ids, tokenizer)}",
-                "this tokenizer cannot be imported exactly",
-            )
+    texts = _expressible(probe_texts(tokenizer), tokenizer)
+    for _text, ids in zip(texts, _compared(texts, reference, tokenizer, (), source), strict=True):
         back, original = tokenizer.decode(ids), reference.decode(ids, skip_special_tokens=False)
         if back != original:
             raise TokenizerError(
@@ -63,14 +57,87 @@ def check_tokenizer(reference: tokenizers.Tokenizer, tokenizer: Tokenizer, sourc
                 "this tokenizer cannot be imported exactly",
             )
 
+    # Special tokens that the original looks for in normalised text stand where a text spells them here.
+    added = reference.get_added_tokens_decoder().values()
+    special = sorted({*tokenizer.special} - {token.content for token in added if token.normalized})
+    named = _expressible(named_texts([*sorted(tokenizer.added), *special]), tokenizer)
+    _compared(named, reference, tokenizer, (), source)
+    reference.encode_special_tokens = False
+    _compared(named, reference, tokenizer, special, source)
 
-def _expressible(text: str, tokenizer: Tokenizer) -> str:
-    """The text less the characters that need a byte which the vocabulary lacks (a few control characters
+
+def _compared(
+    texts: list[str],
+    reference: tokenizers.Tokenizer,
+    tokenizer: Tokenizer,
+    special: Sequence[str] | str,
+    source: str,
+) -> list[list[int]]:
+    """The ids of `texts`. Raises TokenizerError where the original gives others."""
+    found = []
+    for text, encoded in zip(texts, reference.encode_batch(texts, add_special_tokens=False), strict=True):
+        found.append(ids := tokenizer.encode(text, special))
+        if ids != encoded.ids:
+            raise TokenizerError(
+                f"{source}: {_shown(text, ids, encoded.ids, tokenizer)}",
+                "this tokenizer cannot be imported exactly",
+            )
+    return found
+
+
+def check_speed(tokenizer: Tokenizer, source: str) -> None:
+    """Raise TokenizerError for a pattern that needs more than linear time, or gives up, on long runs.
+
+    Texts grow by steps of four, so that what grows faster than they do is found while it is still quick.
+    """
+    literal = {character for character in tokenizer.pattern if character.isascii()}
+    for character in sorted({*" \n\ta1!é你", *literal}):
+        for length in (256, 1024, 4096, 16384, 65536):
+            limit = 0.1 + length * 5e-6
+            try:
+                fast = any(_seconds(tokenizer, character * length) < limit for _ in range(3))
+            except OptionError:
+                fast = False
+            if not fast:
+                raise TokenizerError(
+                    f"{source}: the pattern {tokenizer.pattern[:80]!r} is too slow on {length} times {character!r}",
+                    "give another tokenizer with --tokenizer PATH|NAME, or --tokenizer none",
+                )
+
+
+def _seconds(tokenizer: Tokenizer, text: str) -> float:
+    start = time.perf_counter()
+    tokenizer.encode(text)
+    return time.perf_counter() - start
+
+
+def named_texts(names: list[str], seed: int = 0) -> Iterator[str]:
+    """Every added and special token next to every kind of neighbour: others, spaces, letters, both ends."""
+    draw = random.Random(seed)
+    names = list(names)
+    for _ in range(3):
+        draw.shuffle(names)
+        for begin in range(0, len(names), 50):
+            part = names[begin : begin + 50]
+            yield "".join(part)
+            yield "a".join(part)
+            yield " ".join(part)
+            yield "".join(
+                draw.choice(("", " ", "  ", "\n", "a", " a", "a ", "\u0301", "é")) + name for name in part
+            )
+    for name, other in zip(names[:1000], names[1:1001] + names[:1], strict=False):
+        yield from (name, f" {name} ", f"a{name}b", f"a {name} b", f"{name}{other}", f"{name}\n\n{other} ")
+
+
+def _expressible(texts: Iterator[str], tokenizer: Tokenizer) -> list[str]:
+    """The texts less the characters that need a byte which the vocabulary lacks (a few control characters
     in SmolLM's). The original drops such bytes between cutting and merging, the runtime beforehand."""
-    if tokenizer.ids is None or not tokenizer.drop_unknown:
-        return text
-    lacking = {byte for byte in range(256) if tokenizer.ids[byte] == []}
-    return "".join(character for character in text if lacking.isdisjoint(character.encode()))
+    lacking = {byte for byte in range(256) if tokenizer.ids is not None and tokenizer.ids[byte] == []}
+    if not lacking:
+        return list(texts)
+    return [
+        "".join(character for character in text if lacking.isdisjoint(character.encode())) for text in texts
+    ]
 
 
 def _shown(text: str, ids: list[int], wanted: list[int], tokenizer: Tokenizer) -> str:

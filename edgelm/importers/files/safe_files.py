@@ -11,10 +11,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.errors import CheckpointError, EdgelmError
+from edgelm_runtime.git_lfs import LONGEST_POINTER, refuse_pointer
 
 # The largest tokenizer.json met so far (Gemma 3) has 33 MB.
-JSON_LIMIT = 256 << 20
+TEXT_LIMIT = 256 << 20
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -37,17 +38,29 @@ def has(folder: Path, name: str) -> bool:
     return (folder / name).is_file() and inside(folder, name).is_file()
 
 
+def read_text(path: Path) -> str:
+    """The text of a file. Raises CheckpointError where it is none, too long, or only points to the real file."""
+    try:
+        size = path.stat().st_size
+        if size > TEXT_LIMIT:
+            raise CheckpointError(
+                f"{path} has {size} bytes, more than the {TEXT_LIMIT} that such a file may have",
+                "give another file",
+            )
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}", "get the file again") from error
+    refuse_pointer(path, text[:LONGEST_POINTER].encode())
+    return text
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file. Raises CheckpointError that names the file and the place of the fault."""
     try:
-        size = path.stat().st_size
-        if size > JSON_LIMIT:
-            raise CheckpointError(
-                f"{path} has {size} bytes, more than the {JSON_LIMIT} that a JSON file may have",
-                "give another file",
-            )
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = json.loads(read_text(path))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, EdgelmError):
+            raise
         raise CheckpointError(f"cannot read {path}: {error}", "get the file again") from error
     if not isinstance(values, dict):
         raise CheckpointError(f"{path} holds a {type(values).__name__} instead of an object", "get it again")

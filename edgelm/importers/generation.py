@@ -1,0 +1,69 @@
+"""Generation settings of a source, checked: ids are the model's, values are such as the runtime takes.
+
+What cannot be carried over is named in a warning, since dropping it may change what the model writes.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from edgelm_runtime.errors import CheckpointError, OptionError
+from edgelm_runtime.generation.options import defaults_from_file, split_options
+
+
+class DroppedSettingWarning(UserWarning):
+    """A setting of the source that the imported model does not have."""
+
+
+def dropped(source: str, settings: Iterable[str]) -> None:
+    """Warn of settings that are left out, if there are any."""
+    if settings := list(settings):
+        warnings.warn(f"{source}: left out {'; '.join(settings)}", DroppedSettingWarning, stacklevel=2)
+
+
+def usable(options: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The options that the runtime takes; the others are named in a warning."""
+    taken, refused = {}, []
+    for name, value in options.items():
+        try:
+            split_options({name: value})
+            taken[name] = value
+        except OptionError as error:
+            refused.append(str(error))
+    dropped(source, refused)
+    return taken
+
+
+def within(generation: Mapping[str, Any], vocab_size: int, source: str) -> dict[str, Any]:
+    """The settings less the ids that another tokenizer, which the caller has asked for, does not have."""
+    kept = dict(generation)
+    if not kept.get("bos_id", 0) < vocab_size:
+        del kept["bos_id"], kept["add_bos"]
+    for name in ("end_ids", "banned_tokens"):
+        if name in kept:
+            kept[name] = [token_id for token_id in kept[name] if token_id < vocab_size]
+            if len(kept[name]) < len(generation[name]):
+                dropped(source, [f"{name} that the tokenizer does not have"])
+    return kept
+
+
+def check_generation(generation: Mapping[str, Any], vocab_size: int, source: str) -> None:
+    """Raise CheckpointError where a token id is outside the vocabulary, or an option is not usable."""
+    ids = {
+        "end-of-text id": generation.get("end_ids", []),
+        "beginning-of-text id": [generation["bos_id"]] if "bos_id" in generation else [],
+        "forbidden token id": generation.get("banned_tokens", []),
+    }
+    for what, values in ids.items():
+        for value in values:
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < vocab_size:
+                raise CheckpointError(
+                    f"{source}: the {what} {value!r} is outside the vocabulary of {vocab_size}",
+                    "correct it in the source's configuration",
+                )
+    try:
+        split_options(defaults_from_file(generation))
+    except OptionError as error:
+        raise CheckpointError(f"{source}: {error.problem}", error.remedy) from error

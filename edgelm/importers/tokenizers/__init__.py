@@ -1,1 +1,0 @@
-"""Tokenizers from elsewhere, converted to edgelm's own and checked against the original."""
