@@ -32,6 +32,7 @@ COMMANDS = {
     "info": "Describe a model file.",
     "run": "Continue a prompt.",
     "chat": "Talk with a model.",
+    "serve": "Answer programs and web pages over HTTP, as OpenAI's interface does.",
     "score": "Measure how well a model predicts texts.",
     "embed": "Turn texts into vectors.",
     "bench": "Measure speed and memory of a model file.",
@@ -40,8 +41,9 @@ COMMANDS = {
 # Packages that come with an extra, by what an ImportError names.
 EXTRAS = {
     "torch": "train", "onnx": "train", "onnxscript": "train", "onnx_ir": "train", "safetensors": "train",
-    "filelock": "train", "tokenizers": "train", "gguf": "train", "matplotlib": "train", "jinja2": "chat",
-    "llguidance": "constrain",
+    "filelock": "train",
+    "tokenizers": "train", "gguf": "train", "matplotlib": "train", "jinja2": "chat",
+    "llguidance": "constrain", "starlette": "serve", "uvicorn": "serve",
 }  # fmt: skip
 
 

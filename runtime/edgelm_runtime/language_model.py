@@ -153,19 +153,24 @@ class LanguageModel:
         *,
         stride: int | None = None,
         progress: Callable[[int], None] | None = None,
+        top_logprobs: int | None = None,
     ) -> Score:
         """Log-probabilities, perplexity and bits per byte of a text or of token ids, of any length.
 
-        `stride` is how many tokens one pass scores (default: half the context). Models that begin every
+        `stride` is how many tokens one pass scores (default: half the context); `top_logprobs` asks for that many
+        likeliest tokens of each place. Models that begin every
         text with a token of their own score the first token of `text` too.
         """
         ids = self.encode_prompt(text)
-        logprobs = score_ids(self._open_decoder(), ids, stride, progress)
+        if top_logprobs is not None:
+            whole("top_logprobs", top_logprobs, 0)
+        top: list[tuple[tuple[int, float], ...]] | None = None if top_logprobs is None else []
+        logprobs = score_ids(self._open_decoder(), ids, stride, progress, top, top_logprobs or 0)
         tokenizer = self.info.tokenizer
         size = (
             len(tokenizer.decode_bytes(ids[1:].tolist(), skip_special=True)) if tokenizer is not None else 0
         )
-        return Score(ids.tolist(), logprobs, size)
+        return Score(ids.tolist(), logprobs, size, top)
 
     @overload
     def embed(

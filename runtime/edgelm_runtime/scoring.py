@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgelm_runtime.errors import NumericsError, OptionError
 from edgelm_runtime.generation.decoder import Decoder
+from edgelm_runtime.generation.filters import largest
 from edgelm_runtime.validation import whole
 
 # Logits looked at together: enough for numpy, and few beside a pass's own memory.
@@ -30,6 +31,8 @@ class Score:
     token_ids: list[int]
     logprobs: NDArray[np.float64]
     byte_count: int = 0
+    top_logprobs: list[tuple[tuple[int, float], ...]] | None = None
+    """The likeliest (token id, log-probability) in place of each of `token_ids[1:]`, where asked for."""
 
     @property
     def perplexity(self) -> float:
@@ -57,12 +60,15 @@ def score_ids(
     ids: NDArray[np.int64],
     stride: int | None = None,
     progress: Callable[[int], None] | None = None,
+    top: list[tuple[tuple[int, float], ...]] | None = None,
+    count: int = 0,
 ) -> NDArray[np.float64]:
     """Log-probabilities (T - 1,) of ids[1:] given all that the context allows before each.
 
     A pass scores up to `stride` tokens (default half the context), so each of them sees at least
     context - stride tokens before it, where there are that many. `progress` is told how many tokens each
-    pass has scored. Raises OptionError for fewer than two tokens.
+    pass has scored. To `top` the `count` likeliest (id, log-probability) of each place are added.
+    Raises OptionError for fewer than two tokens.
     """
     if len(ids) < 2:
         raise OptionError(f"the text has {len(ids)} tokens", "give at least two, the first is not scored")
@@ -74,7 +80,7 @@ def score_ids(
         end = min(start + stride, len(result))
         window = ids[max(0, end - context) : end]
         (logits,) = decoder([window], [end - start])
-        result[start:end] = _logprobs(logits, ids[start + 1 : end + 1])
+        result[start:end] = _logprobs(logits, ids[start + 1 : end + 1], top, count)
         if not np.isfinite(result[start:end]).all():
             raise NumericsError(
                 f"the model's logits between tokens {start} and {end} are not finite",
@@ -85,14 +91,28 @@ def score_ids(
     return result
 
 
-def _logprobs(logits: NDArray[Any], targets: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Natural log-probabilities (n,) of `targets` (n,) given logits (n, vocab)."""
+def _logprobs(
+    logits: NDArray[Any],
+    targets: NDArray[np.int64],
+    top: list[tuple[tuple[int, float], ...]] | None,
+    count: int,
+) -> NDArray[np.float64]:
+    """Natural log-probabilities (n,) of `targets` (n,) given logits (n, vocab); the likeliest go to `top`."""
     result = np.empty(len(targets))
     rows = max(1, BLOCK // logits.shape[1])
     for start in range(0, len(targets), rows):
         part = logits[start : start + rows].astype(np.float32, copy=False)
         with np.errstate(invalid="ignore"):  # what is not finite is reported by the caller
             shifted = part - part.max(axis=1, keepdims=True)
-        chosen = shifted[np.arange(len(part)), targets[start : start + rows]]
-        result[start : start + rows] = chosen - np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
+        norms = np.log(np.exp(shifted).sum(axis=1, dtype=np.float64))
+        result[start : start + rows] = shifted[np.arange(len(part)), targets[start : start + rows]] - norms
+        if top is not None:
+            top += [_likeliest(row, norm, count) for row, norm in zip(shifted, norms, strict=True)]
     return result
+
+
+def _likeliest(shifted: NDArray[np.float32], norm: float, count: int) -> tuple[tuple[int, float], ...]:
+    """The `count` likeliest ids with their log-probabilities, best first."""
+    ids = largest(shifted, count) if 0 < count < len(shifted) else np.arange(len(shifted))[:count]
+    best = ids[np.argsort(-shifted[ids], kind="stable")]
+    return tuple((int(token_id), float(shifted[token_id] - norm)) for token_id in best)

@@ -235,6 +235,13 @@ def test_logprobs_belong_to_the_model_and_not_to_the_options() -> None:
         text.append(piece.token_id)
 
 
+def test_an_end_token_has_a_logprob_too() -> None:
+    decoder = ScriptedDecoder([1, 2, 3, 4, 5, 6] * 10)
+    *_, last = stream(decoder, [[0]], end_ids=(4,), logprobs=1)
+    assert (last.token_id, last.end_id, last.finish_reason) == (None, 4, "end")
+    assert last.logprob is not None and last.top_logprobs == ((4, last.logprob),)
+
+
 def test_stats_count_what_happened() -> None:
     stats = Stats()
     script = [1, 2, 3, 4, 5, 6] * 10

@@ -6,8 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from fakes import RandomDecoder, ScriptedDecoder
+from fakes import TINY, RandomDecoder, ScriptedDecoder
 
+import edgelm_runtime
 from edgelm_runtime import NumericsError, OptionError, Score, scoring
 from edgelm_runtime.scoring import score_ids
 
@@ -63,3 +64,20 @@ def test_logits_that_are_not_finite() -> None:
 
     with pytest.raises(NumericsError, match="between tokens 0 and 3"):
         score_ids(Broken([1]), np.array([1, 2, 3, 4]))
+
+
+def test_the_likeliest_tokens_are_those_of_the_logits() -> None:
+    with edgelm_runtime.load(TINY) as lm:
+        ids = lm.tokenizer.encode("The thing in the bin, and then some more of it")
+        score = lm.score(ids, top_logprobs=3)
+        assert score.top_logprobs is not None and len(score.top_logprobs) == len(ids) - 1
+        logits = lm.logits(ids[:10]).astype(np.float64)
+        expected = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+        for row, top in zip(expected[:9], score.top_logprobs, strict=False):
+            assert [token for token, _ in top] == np.argsort(-row)[:3].tolist()
+            np.testing.assert_allclose([value for _, value in top], np.sort(row)[::-1][:3], atol=1e-5)
+        # The token itself has the very number that the list gives it, so that a greedy choice can be told.
+        for token_id, value, top in zip(ids[1:], score.logprobs, score.top_logprobs, strict=True):
+            assert dict(top).get(token_id, value) == value
+        assert lm.score(ids).top_logprobs is None
+        np.testing.assert_array_equal(lm.score(ids).logprobs, score.logprobs)

@@ -58,7 +58,7 @@ class Piece:
 
     `token_id` is None in a last piece that stands for no token of the text (an end token, a stop by time).
     `logprob` is the natural log-probability under the unmodified model, where asked for, and
-    `top_logprobs` the N most likely tokens with theirs.
+    `top_logprobs` the N most likely tokens with theirs; an end token, `end_id`, has them too.
     """
 
     text: str
@@ -67,3 +67,4 @@ class Piece:
     top_logprobs: tuple[tuple[int, float], ...] = ()
     finish_reason: FinishReason | None = None
     row: int = 0
+    end_id: int | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -100,15 +101,15 @@ class Row:
             self._draft_length.update(self._pass_cost, len(drafted), accepted)
 
     def _append(self, token_id: int, logits: NDArray[Any], context_length: int) -> Piece:
+        wanted = self.limits.logprobs
+        logprob, top = top_logprobs(logits, token_id, wanted) if wanted is not None else (None, ())
         if token_id in self._end_ids:
-            return self.finish("end")
+            return replace(self.finish("end"), end_id=token_id, logprob=logprob, top_logprobs=top)
         if self.length == len(self._buffer):
             self._buffer = np.concatenate((self._buffer, np.empty_like(self._buffer)))
         self._buffer[self.length] = token_id
         self.length += 1
         text, stopped = self._text.feed(token_id) if self._text else ("", False)
-        wanted = self.limits.logprobs
-        logprob, top = top_logprobs(logits, token_id, wanted) if wanted is not None else (None, ())
         if stopped or self.sampler.complete(self.ids):
             self.finish_reason = "stop"
         elif self.length - self.prompt_length >= self.limits.max_new_tokens:
