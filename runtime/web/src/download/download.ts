@@ -5,16 +5,20 @@ import type { LoadOptions } from "../loadOptions.js";
 const TRIES = 5;
 const FIRST_PAUSE = 500; // ms, doubled each time
 
-/** The bytes at `url`. Throws DownloadError, or an AbortError. */
-export async function download(url: URL, { onProgress, signal }: Pick<LoadOptions, "onProgress" | "signal">): Promise<Blob> {
+/** The bytes at `url`, or those of a stretch of it. Throws DownloadError, or an AbortError. */
+export async function download(
+  url: URL, { onProgress, signal }: Pick<LoadOptions, "onProgress" | "signal">, stretch?: [start: number, end: number],
+): Promise<Blob> {
+  const first = stretch?.[0] ?? 0;
   const parts: Uint8Array<ArrayBuffer>[] = [];
   let loaded = 0, total = 0, version: string | null = null;
   for (let attempt = 0; ; ) {
     const before = loaded;
     try {
-      const response = await request(url, loaded, version, signal);
+      const response = await request(url, [first + loaded, stretch?.[1]], version, signal);
+      if (stretch && response.status !== 206) throw new DownloadError(`${url} changed during the download`, "try again");
       if (loaded && response.status !== 206) parts.length = loaded = 0; // it has changed, or cannot be had in part
-      total = sizeOf(response, loaded);
+      total = stretch ? stretch[1] - first : sizeOf(response, loaded);
       version = response.headers.get("etag") ?? response.headers.get("last-modified");
       for await (const part of chunks(response, signal)) {
         parts.push(part);
@@ -33,8 +37,13 @@ export async function download(url: URL, { onProgress, signal }: Pick<LoadOption
   }
 }
 
-async function request(url: URL, start: number, version: string | null, signal: AbortSignal | undefined): Promise<Response> {
-  const headers: Record<string, string> = start ? { range: `bytes=${start}-`, ...(version ? { "if-range": version } : {}) } : {};
+type Stretch = [start: number, end: number | undefined];
+
+async function request(url: URL, [start, end]: Stretch, version: string | null, signal: AbortSignal | undefined): Promise<Response> {
+  const headers: Record<string, string> = {};
+  if (start || end !== undefined) headers.range = `bytes=${start}-${end === undefined ? "" : end - 1}`;
+  // A weak tag cannot promise equal bytes.
+  if (start && version && !version.startsWith("W/")) headers["if-range"] = version;
   const response = await fetch(url, { headers, ...(signal ? { signal } : {}) });
   if (response.ok) return response;
   const status = `${url} answered ${response.status} ${response.statusText}`.trim();
