@@ -3,31 +3,48 @@
  * `name` tells the kinds apart, also when an error has crossed from a worker.
  */
 export class EdgelmError extends Error {
+  override name = "EdgelmError";
+
   constructor(
     readonly problem: string,
     readonly remedy = "",
   ) {
     super(remedy ? `${problem}; ${remedy}` : problem);
-    this.name = new.target.name;
   }
 }
 
 /** A value that a caller passed cannot be used: an option, a token id, a prompt. */
-export class OptionError extends EdgelmError {}
+export class OptionError extends EdgelmError {
+  override name = "OptionError";
+}
 /** A model file is missing, damaged, too new, or of a form that this engine does not compute. */
-export class ModelFileError extends EdgelmError {}
+export class ModelFileError extends EdgelmError {
+  override name = "ModelFileError";
+}
 /** A model file does not reproduce the results that it was exported with. */
-export class VerificationError extends EdgelmError {}
+export class VerificationError extends EdgelmError {
+  override name = "VerificationError";
+}
 /** A tokenizer cannot be read. */
-export class TokenizerError extends EdgelmError {}
+export class TokenizerError extends EdgelmError {
+  override name = "TokenizerError";
+}
 /** The model gave NaN or infinite logits, so there is nothing to sample from. */
-export class NumericsError extends EdgelmError {}
+export class NumericsError extends EdgelmError {
+  override name = "NumericsError";
+}
 /** The model was closed before this call. */
-export class ClosedError extends EdgelmError {}
+export class ClosedError extends EdgelmError {
+  override name = "ClosedError";
+}
 /** A model could not be downloaded. */
-export class DownloadError extends EdgelmError {}
+export class DownloadError extends EdgelmError {
+  override name = "DownloadError";
+}
 /** What was asked for needs a package that is not installed. */
-export class MissingPackageError extends EdgelmError {}
+export class MissingPackageError extends EdgelmError {
+  override name = "MissingPackageError";
+}
 
 const KINDS = {
   EdgelmError, OptionError, ModelFileError, VerificationError, TokenizerError, NumericsError, ClosedError, DownloadError,

@@ -3,7 +3,9 @@ import assert from "node:assert/strict";
 import path from "node:path";
 import { after, test } from "node:test";
 import { load } from "../dist/node.mjs";
-import { bundled, camel, expected, rows } from "./support.mjs";
+import { bundled, camel, expectations, rows } from "./support.mjs";
+
+const expected = expectations();
 
 const loaded = new Map();
 async function model(name) {

@@ -2,7 +2,9 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Tokenizer } from "../dist/test.mjs";
-import { expected } from "./support.mjs";
+import { expectations } from "./support.mjs";
+
+const expected = expectations();
 
 for (const { kind, values, texts, special } of expected.tokenizers) {
   test(`${kind}: ${texts.length} texts`, () => {
