@@ -104,7 +104,7 @@ def tokenizers() -> list[dict[str, Any]]:
     import test_import_tokenizers as made
     from edgelm.importers.tokenizer_check import _expressible, probe_texts
 
-    kinds: dict[str, Tokenizer] = {"bytes": edgelm.byte_tokenizer(), "small": small_tokenizer()}
+    kinds: dict[str, Tokenizer] = {"small": small_tokenizer()}
     with edgelm.load() as lm:
         kinds["bundled"] = lm.tokenizer
     for kind, make in made.BYTE_LEVEL.items():

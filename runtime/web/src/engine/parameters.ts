@@ -78,12 +78,12 @@ export async function readParameters(reader: WeightReader, layout: Layout, confi
   };
 }
 
-/** Files with a cache that were exported before the name was promised call the table of positions `val_` and a number. */
+/** Files that were exported before the name was promised may call the table of positions as their tracer did. */
 function positionsName(layout: Layout, config: Config): string {
   const promised = "position_embedding.weight";
   if (layout.tensors.has(promised) || layout.tensors.has(promised + ".fp16")) return promised;
   const shape = `${config.context_length},${config.width}`;
-  const found = [...layout.tensors.values()].filter(({ name, dims, type }) => /^val_\d+(\.fp16)?$/.test(name) && dims.join() === shape && (type === FLOAT || name.endsWith(".fp16")));
+  const found = [...layout.tensors.values()].filter(({ name, dims, type }) => /^[^.]+(\.fp16)?$/.test(name) && dims.join() === shape && (type === FLOAT || name.endsWith(".fp16")));
   if (found.length !== 1) throw new ModelFileError("the file has no weight position_embedding.weight", "export the model again");
   return found[0]!.name.replace(/\.fp16$/, "");
 }
