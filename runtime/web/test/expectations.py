@@ -196,7 +196,10 @@ def chats() -> list[dict[str, Any]]:
     for path in (DATA / "chat.onnx", DATA / "tiny.onnx"):
         with edgelm.load(path) as lm:
             for messages in conversations:
-                cases.append({"model": str(path), "messages": messages, "prompt": lm.chat_prompt(messages).tolist() if hasattr(lm.chat_prompt(messages), "tolist") else lm.chat_prompt(messages), "text": lm.chat(messages).text})
+                answer = lm.chat(messages, seed=1)
+                cases.append(
+                    {"model": str(path), "messages": messages, "prompt": lm.chat_prompt(messages), "text": answer.text}
+                )
     return cases
 
 
