@@ -30,6 +30,7 @@ COMMANDS = {
     "chat": "Talk with a model.",
     "score": "Measure how well a model predicts texts.",
     "embed": "Turn texts into vectors.",
+    "web": "Write a web page that runs a model, complete and offline.",
     "bench": "Measure speed and memory of a model file.",
 }
 

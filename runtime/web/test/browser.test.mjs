@@ -6,10 +6,9 @@ import path from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { chromium } from "playwright-core";
 import { load } from "../dist/node.mjs";
-import { bundled, fixtures, root } from "./support.mjs";
+import { bundled, chromiumPath, fixtures, root } from "./support.mjs";
 import { serve } from "./server.mjs";
 
-const executablePath = process.env.CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(fs.existsSync);
 const PAGE = `<!doctype html><title>test</title><script type="module">
 import * as edgelm from "/dist/edgelm.js";
 window.edgelm = edgelm; window.ready = true;
@@ -25,7 +24,7 @@ before(async () => {
   fs.writeFileSync(path.join(files, "damaged.onnx"), damaged);
   fs.writeFileSync(path.join(files, "truncated.onnx"), bytes.subarray(0, 3_000_000));
   server = await serve({ "/dist/": path.join(root, "dist"), "/models/": fixtures, "/": files });
-  browser = await chromium.launch({ executablePath, args: ["--no-sandbox"] });
+  browser = await chromium.launch({ executablePath: chromiumPath(), args: ["--no-sandbox"] });
   context = await browser.newContext();
   page = await open();
 });

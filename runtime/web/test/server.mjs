@@ -3,7 +3,7 @@ import fs from "node:fs";
 import http from "node:http";
 import path from "node:path";
 
-const TYPES = { ".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript", ".onnx": "application/octet-stream" };
+const TYPES = { ".html": "text/html", ".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".onnx": "application/octet-stream" };
 
 /** Serve `folders` (address prefix to folder) on a free port of this machine. `behaviour` may be changed at any time. */
 export async function serve(folders) {

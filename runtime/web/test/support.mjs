@@ -24,3 +24,10 @@ export function rows(base64, width) {
   const bytes = Buffer.from(base64, "base64"), all = new Float32Array(bytes.buffer, bytes.byteOffset, bytes.length / 4);
   return Array.from({ length: all.length / width }, (_, i) => all.subarray(i * width, (i + 1) * width));
 }
+
+/** Where a Chromium lies; CHROMIUM names another. */
+export function chromiumPath() {
+  const found = process.env.CHROMIUM ?? ["/usr/bin/chromium", "/usr/bin/chromium-browser", "/usr/bin/google-chrome"].find(fs.existsSync);
+  if (!found) throw new Error("no Chromium is installed: apt-get install chromium, or set CHROMIUM to its path");
+  return found;
+}

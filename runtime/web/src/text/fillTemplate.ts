@@ -1,6 +1,6 @@
 /** Fill a Jinja template; the interpreter is loaded when it is first needed. */
 export async function fillTemplate(template: string, variables: Record<string, unknown>): Promise<string> {
-  const { Template } = await import("@huggingface/jinja");
+  const { Template } = await import("./jinja.js");
   return new Template(withoutGeneration(template)).render(variables);
 }
 
