@@ -18,6 +18,8 @@ export interface AsyncTokenizer {
 /** Pieces as they are made, and counts that grow along. */
 export interface TextStream extends AsyncIterable<Piece> {
   readonly stats: Stats;
+  /** Settled once the prompt and the options have been checked; it throws what is wrong with them, as the first piece would. */
+  readonly ready: Promise<void>;
 }
 
 /** A loaded model. Calls may overlap; they are served one after the other. `close` it when it is no longer needed. */
@@ -129,7 +131,8 @@ interface Started {
 function stream(start: () => Promise<Started>): TextStream {
   // Started at once, so that what is asked for is checked at the call and not at the first piece.
   const started = start(), stats = newStats();
-  started.catch(() => {});
+  const ready = started.then(() => {});
+  ready.catch(() => {});
   async function* pieces(): AsyncGenerator<Piece> {
     const { pieces, onToken } = await started;
     for await (const [piece, counts] of pieces) {
@@ -138,7 +141,7 @@ function stream(start: () => Promise<Started>): TextStream {
       yield piece;
     }
   }
-  return { stats, [Symbol.asyncIterator]: pieces };
+  return { stats, ready, [Symbol.asyncIterator]: pieces };
 }
 
 /** Whether this is one text or one list of ids, and not a list of them. */

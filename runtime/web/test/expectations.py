@@ -22,8 +22,11 @@ sys.path[:0] = [str(ROOT / part) for part in (".", "export", "runtime", "tests")
 
 import edgelm  # noqa: E402
 from edgelm.checkpoint import Checkpoint  # noqa: E402
+from edgelm.web_page import write_page  # noqa: E402
 from edgelm_export import export_checkpoint, quantize  # noqa: E402
 from edgelm_runtime import Tokenizer  # noqa: E402
+from edgelm_runtime.assets import assets_folder  # noqa: E402
+from edgelm_runtime.loading import BUNDLED  # noqa: E402
 from small_models import ARCHITECTURES, LLAMA, small_checkpoint, small_model, small_tokenizer  # noqa: E402
 
 DATA = ROOT / "tests" / "runtime" / "data"
@@ -224,6 +227,8 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     write_models(folder)
+    write_page(assets_folder() / BUNDLED, folder / "page", 'A "small" <model>')
+    write_page(DATA / "chat.onnx", folder / "page-chat")
     made = {
         "draws": draws(), "tokenizers": tokenizers(), "logits": logits(folder), "generations": generations(folder),
         "constrained": constrained(), "chats": chats(), "scores": scores_and_vectors(),

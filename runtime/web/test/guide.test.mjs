@@ -51,9 +51,14 @@ test("the page and the worker", async () => {
 
 test("the web view", async () => {
   fs.writeFileSync(path.join(folder, "server.mjs"), one("server"));
-  const { app } = await import(pathToFileURL(path.join(folder, "server.mjs")).href);
+  const before = process.cwd();
+  process.chdir(folder);
+  const { app } = await import(pathToFileURL(path.join(folder, "server.mjs")).href).finally(() => process.chdir(before));
   const ask = (body) => app.request("/complete", { method: "POST", body: JSON.stringify(body), headers: { "content-type": "application/json" } });
   const response = await ask({ prompt: "import ", maxNewTokens: 10 });
   assert.equal(response.status, 200);
   assert.ok((await response.text()).length > 5);
+  const refused = await ask({ prompt: "import ", maxNewTokens: -1 });
+  assert.equal(refused.status, 400);
+  assert.match((await refused.json()).error, /maxNewTokens is -1/);
 });
