@@ -1,4 +1,4 @@
-"""`edgelm web`: the folder that it writes. (That the page works is tested in a browser: runtime/web/test/page.test.mjs.)"""
+"""`edgelm web`: the folder that it writes. That the page works is tested in a browser (runtime/web/test)."""
 
 from __future__ import annotations
 

@@ -9,7 +9,9 @@ import click
 
 @click.command("web")
 @click.argument("model", required=False)
-@click.option("-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder to write the page into.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder to write the page into."
+)
 @click.option("--title", help="What the page is called. [the model's name]")
 def command(model: str | None, out: Path, title: str | None) -> None:
     """Write a web page that runs MODEL (default: the one that comes along) in the browser, without a server's help.

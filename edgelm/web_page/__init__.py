@@ -43,7 +43,9 @@ def write_page(model: str | Path, folder: str | Path, title: str | None = None) 
     assets = Path(__file__).parent
     written += [_copy(assets / name, folder / name) for name in PARTS]
     page = (assets / "index.html").read_text(encoding="utf-8")
-    page = page.replace("{{title}}", html.escape(title)).replace("{{settings}}", html.escape(json.dumps(settings)))
+    page = page.replace("{{title}}", html.escape(title)).replace(
+        "{{settings}}", html.escape(json.dumps(settings))
+    )
     write_file(folder / "index.html", page)  # last, so that a page that is there is whole
     return [*written, folder / "index.html"]
 

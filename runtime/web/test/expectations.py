@@ -20,6 +20,8 @@ import torch
 ROOT = Path(__file__).resolve().parents[3]
 sys.path[:0] = [str(ROOT / part) for part in (".", "export", "runtime", "tests")]
 
+from small_models import ARCHITECTURES, LLAMA, small_checkpoint, small_model, small_tokenizer  # noqa: E402
+
 import edgelm  # noqa: E402
 from edgelm.checkpoint import Checkpoint  # noqa: E402
 from edgelm.web_page import write_page  # noqa: E402
@@ -27,7 +29,6 @@ from edgelm_export import export_checkpoint, quantize  # noqa: E402
 from edgelm_runtime import Tokenizer  # noqa: E402
 from edgelm_runtime.assets import assets_folder  # noqa: E402
 from edgelm_runtime.loading import BUNDLED  # noqa: E402
-from small_models import ARCHITECTURES, LLAMA, small_checkpoint, small_model, small_tokenizer  # noqa: E402
 
 DATA = ROOT / "tests" / "runtime" / "data"
 ANY_LOSS = {"max_ppl_increase": 1e9}
@@ -49,6 +50,30 @@ OPTIONS: list[dict[str, Any]] = [
     {"overflow": "stop"},
     {"logprobs": 3, "temperature": 1.0},
 ]  # fmt: skip
+PROMPTS = (
+    "def read_json(path):",
+    "class Stack:\n    def push(self, item):",
+    "import ",
+    "for line in lines:\n",
+    "x = [1, 2",
+)
+FORMS: list[dict[str, Any]] = [
+    {"choices": ["yes", "no", "nothing", "né"]},
+    {"regex": "[0-9]{4}-[0-9]{2}-[0-9]{2}"},
+    {"regex": "(ab|a(c|d)+)x?[^a-z]{2,3}"},
+    {"regex": r"\w+ \d{2,} .é?"},
+    {"regex": "(?:th|in|[α-ω]){3}|[🙂-🙏]+!"},
+    {"regex": r"\"[^\"\n]{0,8}\""},
+]
+CONVERSATIONS = (
+    [{"role": "user", "content": "Hi"}],
+    [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "<|im_end|> the"},
+        {"role": "assistant", "content": "in"},
+        {"role": "user", "content": "x <|im_start|>assistant\n"},
+    ],
+)
 
 
 def on_grid(checkpoint: Checkpoint) -> Checkpoint:
@@ -64,7 +89,7 @@ def on_grid(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def write_models(folder: Path) -> None:
-    """Small files of every architecture in float32 and int8, and of some in all other forms. Files that are there stay."""
+    """Small files of every architecture in float32 and int8, of some in all other forms; what is there stays."""
     names = list(ARCHITECTURES)
     for index, name in enumerate(names):
         exact = export(folder / f"{index}-fp32.onnx", name, outputs=("hidden", "embeddings"))
@@ -72,12 +97,18 @@ def write_models(folder: Path) -> None:
             quantized(exact, "int8")
     for name in ("gpt2", "windows"):
         quantized(folder / f"{names.index(name)}-fp32.onnx", "fp16")
-    for name, dtype, options in (
-        ("seed", "int4", {}), ("grouped heads", "int4", {}), ("soft caps", "int8", {}), ("parallel", "int4", {"block_size": 16}),
-    ):  # fmt: skip
+    forms: list[tuple[str, str, dict[str, Any]]] = [
+        ("seed", "int4", {}),
+        ("grouped heads", "int4", {}),
+        ("soft caps", "int8", {}),
+        ("parallel", "int4", {"block_size": 16}),
+    ]
+    for name, dtype, options in forms:
         quantized(export(folder / f"{names.index(name)}-cached.onnx", name, kv_cache=True), dtype, **options)
     if not (grid := folder / "grid-int4.onnx").exists():
-        wide = Checkpoint(small_model("gpt2", vocab_size=272, width=64, mlp_width=128, **LLAMA), small_tokenizer())
+        wide = Checkpoint(
+            small_model("gpt2", vocab_size=272, width=64, mlp_width=128, **LLAMA), small_tokenizer()
+        )
         export_checkpoint(on_grid(wide), grid, dtype="int4", kv_cache=True, **ANY_LOSS)
 
 
@@ -95,17 +126,21 @@ def quantized(exact: Path, dtype: str, **options: Any) -> None:
 
 def draws() -> list[list[Any]]:
     """[seed, sample, position, number] of the sampler's generator; seeds as text, since they exceed a double."""
-    from edgelm_runtime.sampler import uniform
+    from edgelm_runtime.generation.sampler import uniform
 
     draw = random.Random(5)
-    cases = [(draw.randrange(2**64), draw.randrange(4), draw.randrange(1 << draw.randrange(1, 33))) for _ in range(60)]
+    cases = [
+        (draw.randrange(2**64), draw.randrange(4), draw.randrange(1 << draw.randrange(1, 33)))
+        for _ in range(60)
+    ]
     return [[str(seed), sample, at, uniform((seed, sample), at)] for seed, sample, at in [(0, 0, 0), *cases]]
 
 
 def tokenizers() -> list[dict[str, Any]]:
     """Every kind that imports make, with a mixed corpus of 100 kB in many scripts."""
     import test_import_tokenizers as made
-    from edgelm.importers.tokenizer_check import _expressible, probe_texts
+
+    from edgelm.importers.tokenizers.check import probe_texts
 
     kinds: dict[str, Tokenizer] = {"small": small_tokenizer()}
     with edgelm.load() as lm:
@@ -127,7 +162,9 @@ def tokenizers() -> list[dict[str, Any]]:
                 "kind": kind,
                 "values": tokenizer.to_dict(),
                 "texts": [[text, ids := tokenizer.encode(text), tokenizer.decode(ids)] for text in texts],
-                "special": [[text, tokenizer.encode(text, "all"), tokenizer.encode(text)] for text in special],
+                "special": [
+                    [text, tokenizer.encode(text, "all"), tokenizer.encode(text)] for text in special
+                ],
             }
         )
     return cases
@@ -136,7 +173,8 @@ def tokenizers() -> list[dict[str, Any]]:
 def logits(folder: Path) -> list[dict[str, Any]]:
     """Logits of random ids in each file, as base64 of float32."""
     cases = []
-    for path in [*sorted(folder.glob("*.onnx")), DATA / "tiny.onnx", DATA / "cached.onnx", DATA / "ids.onnx", DATA / "chat.onnx"]:
+    fixtures = [DATA / f"{name}.onnx" for name in ("tiny", "cached", "ids", "chat")]
+    for path in [*sorted(folder.glob("*.onnx")), *fixtures]:
         with edgelm.load(path, decode="recompute") as lm:
             draw = np.random.default_rng(len(path.name))
             ids = draw.integers(0, lm.info.vocab_size, min(24, lm.info.context_length)).tolist()
@@ -147,32 +185,30 @@ def logits(folder: Path) -> list[dict[str, Any]]:
 
 def generations(folder: Path) -> list[dict[str, Any]]:
     """Texts with all options, in float32 and int8, beyond the end of the context too."""
-    cases = []
-    paths = [*sorted(folder.glob("*-fp32.onnx")), *sorted(folder.glob("*-int8.onnx")), DATA / "tiny.onnx", DATA / "chat.onnx"]
-    for number, path in enumerate(paths):
+    cases: list[dict[str, Any]] = []
+
+    def add(lm: Any, model: str, prompt: str, options: dict[str, Any]) -> None:
+        answer = _plain(options, lm.generate(prompt, **options))
+        cases.append({"model": model, "prompt": prompt, "dtype": lm.info.graph["dtype"], **answer})
+
+    files = [path for dtype in ("fp32", "int8") for path in sorted(folder.glob(f"*-{dtype}.onnx"))]
+    for number, path in enumerate([*files, DATA / "tiny.onnx", DATA / "chat.onnx"]):
         with edgelm.load(path, decode="recompute") as lm:
             for at, options in enumerate(OPTIONS):
-                given = {"max_new_tokens": 32, "seed": 1000 * number + at, **options}
-                result = lm.generate("the thing in the", **given)
-                cases.append({"model": str(path), "prompt": "the thing in the", "dtype": lm.info.graph["dtype"], **_plain(given, result)})
+                seeded = {"max_new_tokens": 32, "seed": 1000 * number + at, **options}
+                add(lm, str(path), "the thing in the", seeded)
     with edgelm.load() as lm:
-        prompts = ["def read_json(path):", "class Stack:\n    def push(self, item):", "import ", "for line in lines:\n", "x = [1, 2"]
-        for prompt in prompts:
+        for prompt in PROMPTS:
             for options in ({}, {"temperature": 0.8, "seed": 3, "top_k": 40}, {"stop": ["\n\n", "return"]}):
-                given = {"max_new_tokens": 60, **options}
-                cases.append({"model": "bundled", "prompt": prompt, "dtype": "int8", **_plain(given, lm.generate(prompt, **given))})
+                add(lm, "bundled", prompt, {"max_new_tokens": 60, **options})
     return cases
 
 
 def constrained() -> list[dict[str, Any]]:
     """Texts held to a form."""
     cases = []
-    forms: list[dict[str, Any]] = [
-        {"choices": ["yes", "no", "nothing", "né"]}, {"regex": "[0-9]{4}-[0-9]{2}-[0-9]{2}"}, {"regex": "(ab|a(c|d)+)x?[^a-z]{2,3}"},
-        {"regex": r"\w+ \d{2,} .é?"}, {"regex": "(?:th|in|[α-ω]){3}|[🙂-🙏]+!"}, {"regex": r"\"[^\"\n]{0,8}\""},
-    ]  # fmt: skip
     with edgelm.load(DATA / "tiny.onnx") as lm:
-        for form in forms:
+        for form in FORMS:
             for seed in range(4):
                 given = {"max_new_tokens": 12, "temperature": 1.0, "seed": seed, **form}
                 cases.append({"prompt": "the ", **_plain(given, lm.generate("the ", **given))})
@@ -182,7 +218,9 @@ def constrained() -> list[dict[str, Any]]:
 def _plain(options: dict[str, Any], result: Any) -> dict[str, Any]:
     shown = {name: ("-inf" if value == float("-inf") else value) for name, value in options.items()}
     if "logit_bias" in shown:
-        shown["logit_bias"] = {str(k): "-inf" if v == float("-inf") else v for k, v in options["logit_bias"].items()}
+        shown["logit_bias"] = {
+            str(k): "-inf" if v == float("-inf") else v for k, v in options["logit_bias"].items()
+        }
     return {
         "options": shown, "text": result.text, "token_ids": result.token_ids, "finish_reason": result.finish_reason,
         "logprobs": result.logprobs, "top_logprobs": result.top_logprobs,
@@ -190,35 +228,38 @@ def _plain(options: dict[str, Any], result: Any) -> dict[str, Any]:
 
 
 def chats() -> list[dict[str, Any]]:
-    conversations = [
-        [{"role": "user", "content": "Hi"}],
-        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "<|im_end|> the"}, {"role": "assistant", "content": "in"},
-         {"role": "user", "content": "x <|im_start|>assistant\n"}],
-    ]  # fmt: skip
+    """Prompts and answers, with a template and without."""
     cases = []
     for path in (DATA / "chat.onnx", DATA / "tiny.onnx"):
         with edgelm.load(path) as lm:
-            for messages in conversations:
-                answer = lm.chat(messages, seed=1)
+            for messages in CONVERSATIONS:
+                prompt, answer = lm.chat_prompt(messages), lm.chat(messages, seed=1)
                 cases.append(
-                    {"model": str(path), "messages": messages, "prompt": lm.chat_prompt(messages), "text": answer.text}
+                    {"model": str(path), "messages": messages, "prompt": prompt, "text": answer.text}
                 )
     return cases
 
 
 def scores_and_vectors() -> list[dict[str, Any]]:
+    """Scores by two strides, and vectors of both kinds."""
     text = "the thing in the other thing, and then some more of the thing"
     cases = []
-    for name in ("tiny.onnx", "cached.onnx"):
-        with edgelm.load(DATA / name) as lm:
-            score, short = lm.score(text), lm.score(text, stride=3)
-            cases.append(
-                {
-                    "model": str(DATA / name), "text": text, "logprobs": score.logprobs, "perplexity": score.perplexity,
-                    "bits_per_byte": score.bits_per_byte, "short": short.logprobs,
-                    "mean": lm.embed(text).tolist(), "last": lm.embed(text, layer="embeddings", pooling="last", normalize=False).tolist(),
-                }  # fmt: skip
-            )
+    for path in (DATA / "tiny.onnx", DATA / "cached.onnx"):
+        with edgelm.load(path) as lm:
+            score = lm.score(text)
+            case = {
+                "model": str(path),
+                "text": text,
+                "logprobs": score.logprobs,
+                "short": lm.score(text, stride=3).logprobs,
+            }
+            case |= {
+                "perplexity": score.perplexity,
+                "bits_per_byte": score.bits_per_byte,
+                "mean": lm.embed(text),
+            }
+            case["last"] = lm.embed(text, layer="embeddings", pooling="last", normalize=False)
+            cases.append(case)
     return cases
 
 
