@@ -76,3 +76,15 @@ def test_the_javascript_tests_need_node() -> None:
     """They run by `runtime/web/test.sh`; here it is only said where that cannot be."""
     if shutil.which("node") is None:
         pytest.skip("node is missing: the JavaScript runtime (runtime/web/test.sh) cannot be tested here")
+
+
+def test_weights_have_the_names_that_the_format_promises(tmp_path: Path) -> None:
+    """The browser's engine finds them by name, also where the graph was traced with a cache."""
+    onnx = pytest.importorskip("onnx")
+    from edgelm_export import export_checkpoint
+    from tests.small_models import small_checkpoint
+
+    for kv_cache in (False, True):
+        export_checkpoint(small_checkpoint("gpt2"), tmp_path / "model.onnx", kv_cache=kv_cache)
+        names = {weight.name for weight in onnx.load(tmp_path / "model.onnx").graph.initializer}
+        assert {"position_embedding.weight", "head.weight", "blocks.1.mlp.down.weight"} <= names

@@ -3,14 +3,20 @@ import { erf4, exp4, sumF32, tanh4 } from "./vector";
 
 export const RELU = 0, GELU = 1, GELU_TANH = 2, SILU = 3;
 
-/** Root mean square norm of each row of x (m, n), in onnxruntime's order of sums and products. */
+/** Root mean square norm of each row of x (m, n). */
 export function rmsNorm(x: usize, gain: usize, y: usize, m: usize, n: usize, eps: f32): void {
   for (let g: usize = 0; g < m; g++, x += 4 * n, y += 4 * n) {
-    let sum: f32 = 0, i: usize = 0;
+    let s = f32x4.splat(0), t = f32x4.splat(0), i: usize = 0;
+    for (; i + 8 <= n; i += 8) {
+      const v = v128.load(x + 4 * i), w = v128.load(x + 4 * i, 16);
+      s = f32x4.add(s, f32x4.mul(v, v));
+      t = f32x4.add(t, f32x4.mul(w, w));
+    }
+    let sum = sumF32(f32x4.add(s, t));
     for (; i < n; i++) { const v = load<f32>(x + 4 * i); sum += v * v; }
-    const by = sqrt(sum / <f32>n + eps), by4 = f32x4.splat(by);
-    for (i = 0; i + 4 <= n; i += 4) v128.store(y + 4 * i, f32x4.mul(f32x4.div(v128.load(x + 4 * i), by4), v128.load(gain + 4 * i)));
-    for (; i < n; i++) store<f32>(y + 4 * i, load<f32>(x + 4 * i) / by * load<f32>(gain + 4 * i));
+    const by = <f32>1 / sqrt(sum / <f32>n + eps), by4 = f32x4.splat(by);
+    for (i = 0; i + 4 <= n; i += 4) v128.store(y + 4 * i, f32x4.mul(f32x4.mul(v128.load(x + 4 * i), by4), v128.load(gain + 4 * i)));
+    for (; i < n; i++) store<f32>(y + 4 * i, load<f32>(x + 4 * i) * by * load<f32>(gain + 4 * i));
   }
 }
 

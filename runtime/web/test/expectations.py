@@ -266,6 +266,7 @@ def scores_and_vectors() -> list[dict[str, Any]]:
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     write_models(folder)
     write_page(assets_folder() / BUNDLED, folder / "page", 'A "small" <model>')
