@@ -35,6 +35,7 @@ COMMANDS = {
     "serve": "Answer programs and web pages over HTTP, as OpenAI's interface does.",
     "score": "Measure how well a model predicts texts.",
     "embed": "Turn texts into vectors.",
+    "web": "Write a web page that runs a model, complete and offline.",
     "bench": "Measure speed and memory of a model file.",
 }
 
