@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import string
 from typing import Any
 
 import torch
@@ -55,6 +56,14 @@ def small_tokenizer() -> Tokenizer:
     """Bytes, a few merges and an end-of-text, 260 ids."""
     merges = [b"th", b"the", b"in"]
     return Tokenizer([*(bytes([byte]) for byte in range(256)), *merges], special={"<|endoftext|>": 259})
+
+
+def character_tokenizer() -> Tokenizer:
+    """One id for each of 65 characters and none for others, as nanoGPT's character models have it."""
+    characters = "\n !$&',-.3:;?" + string.ascii_letters
+    tokens = [bytes([byte]) for byte in range(256)]
+    ids = [characters.index(chr(byte)) if chr(byte) in characters else [] for byte in range(256)]
+    return Tokenizer(tokens, r"[\s\S]", ids=ids)
 
 
 def small_checkpoint(name: str = "gpt2", **changes: Any) -> Checkpoint:

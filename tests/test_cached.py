@@ -47,7 +47,11 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             target, precision = ("cuda", "") if precision == "cuda" else ("cpu", precision)
             dtype, _, cache_dtype = precision.partition(", ")
             checkpoint = small_checkpoint(architecture, context_length=CONTEXT)
-            bound: dict[str, Any] = {"max_ppl_increase": 1000.0, "cache_dtype": cache_dtype or "auto"}
+            bound: dict[str, Any] = {
+                "max_ppl_increase": 1000.0,
+                "min_agreement": 0,
+                "cache_dtype": cache_dtype or "auto",
+            }
             export_checkpoint(
                 checkpoint,
                 path,

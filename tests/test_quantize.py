@@ -17,17 +17,20 @@ import pytest
 import edgelm
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
+from edgelm_export.quantization import int8_kv_cache
 from edgelm_export.quantization.block_layout import Blocks, blocks_of_8_bits, pack, unpack
 from edgelm_export.quantization.detect_q4 import blocks_on_grid
 from edgelm_export.quantization.gptq import gptq_blocks
 from edgelm_export.quantization.precision import Quantization, QuantizeOptions
 from edgelm_export.quantization.rowwise_int8 import quantize_rows
+from edgelm_export.quantization.texts import evaluation_text
 from edgelm_runtime.engine.cached_decoder import CachedDecoder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
-from edgelm_runtime.errors import ExportError, OptionError, VerificationError
+from edgelm_runtime.errors import ExportError, OptionError, TokenizerError, VerificationError
+from edgelm_runtime.model_file.metadata import read_model_file
 from edgelm_runtime.reports.verify import verify
-from tests.small_models import small_checkpoint, small_model
+from tests.small_models import character_tokenizer, small_checkpoint, small_model
 
 pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
 
@@ -47,7 +50,7 @@ def logits(path: Path, ids: list[list[int]]) -> np.ndarray:
 @pytest.mark.parametrize("dtype", ["fp16", "int8"])
 def test_smaller_files_lose_little_and_prove_themselves(dtype: str, exact: Path, tmp_path: Path) -> None:
     path = tmp_path / "small.onnx"
-    quality = quantize(exact, path, dtype, max_ppl_increase=2)
+    quality = quantize(exact, path, dtype, max_ppl_increase=2, min_agreement=90)
     onnx.checker.check_model(str(path), full_check=True)
     assert path.stat().st_size < exact.stat().st_size - 170_000  # of 117,000 parameters
     assert quality.tokens > 2000 and quality.top1_agreement > 0.9
@@ -199,13 +202,87 @@ def test_other_architectures(name: str, options: dict[str, Any], tmp_path: Path)
     report: list[str] = []
     model, path = small_model(name, width=32), tmp_path / "m.onnx"
     export_checkpoint(
-        Checkpoint(model, None), path, dtype="int8", max_ppl_increase=20, report=report.append, **options
+        Checkpoint(model, None),
+        path,
+        dtype="int8",
+        max_ppl_increase=20,
+        min_agreement=0,
+        report=report.append,
+        **options,
     )
     assert any("drawn from the model" in line for line in report)
     assert verify(path, "cpu", 1).prompts == 1
     stored = {tensor.name for tensor in onnx.load(path).graph.initializer if len(tensor.dims) > 1}
     assert "blocks.0.mlp.up.weight.int8" in stored
     assert ("token_embedding.weight.int8" in stored) == (name == "seed")
+
+
+def test_characters_of_one_book_are_enough(tmp_path: Path) -> None:
+    """The texts that ship with edgelm cannot be encoded by these 65; prompts and texts are made of what can."""
+    exact, small, text = tmp_path / "exact.onnx", tmp_path / "small.onnx", tmp_path / "text.txt"
+    model, tokenizer = small_model("grouped heads", width=64, vocab_size=65), character_tokenizer()
+    assert tokenizer.vocab_size == 65
+    export_checkpoint(Checkpoint(model, tokenizer), exact, kv_cache=True)
+    assert verify(exact, "cpu", 1).prompts == 6
+    with edgelm.load(exact, threads=1) as lm:
+        prompts = lm.info.golden_prompts
+    assert sum("text" in prompt for prompt in prompts) == 5
+    assert all(tokenizer.encode(prompt["text"]) == prompt["ids"] for prompt in prompts[1:])
+    for options in ({"dtype": "int8", "kernel": "rows"}, {"dtype": "int4"}):
+        quality = quantize(exact, small, **options, max_ppl_increase=1000, min_agreement=0)
+        assert quality.text == "text drawn from the model" and verify(small, "cpu", 1).prompts == 6
+    compare_with_checkpoint(small, Checkpoint(model, tokenizer))
+    text.write_text("To be, or not to be: that is the question. " * 20)
+    assert (
+        quantize(exact, small, "int4", text=text, max_ppl_increase=1000, min_agreement=0).text == "text.txt"
+    )
+    text.write_text("12 angry men")
+    with pytest.raises(TokenizerError, match="'1'"):
+        quantize(exact, small, "int4", text=text)
+
+
+def test_other_choices_are_a_loss_too(cached: Path, tmp_path: Path) -> None:
+    """Whatever the perplexity: matrices are kept at more bits until choices agree, or it fails."""
+    tried: list[str] = []
+    options: dict[str, Any] = {"max_ppl_increase": 1000, "report": tried.append}
+    rough = quantize(cached, tmp_path / "rough.onnx", "int4", min_agreement=0, **options)
+    assert len(tried) == 3 and rough.top1_agreement < 0.999
+    with pytest.raises(ExportError, match=r"at best \(1000% allowed\), with .* agreement \(100% required\)"):
+        quantize(cached, tmp_path / "never.onnx", "int4", min_agreement=100, **options)
+    reached = float(tried[-1].split("agreement ")[1].split("%")[0])
+    fine = quantize(cached, tmp_path / "fine.onnx", "int4", min_agreement=max(reached - 0.1, 0), **options)
+    assert fine.top1_agreement >= rough.top1_agreement
+
+
+def test_a_cache_is_scaled_on_other_text_than_is_measured(
+    cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[np.ndarray] = []
+
+    def spied(session: Session, windows: list[np.ndarray], rotary_dim: int) -> Any:
+        seen.extend(windows)
+        return int8_kv_cache.cache_ranges(session, windows, rotary_dim)
+
+    monkeypatch.setattr("edgelm_export.quantization.reference.cache_ranges", spied)
+    quantize(cached, tmp_path / "small.onnx", "int8", max_ppl_increase=10)
+    session = Session(cached, "cpu", threads=1)
+    model = read_model_file(session, str(cached))
+    measured = evaluation_text(model, RecomputeDecoder(session, 24, 260)).windows
+    assert seen and not {tuple(window) for window in seen} & {tuple(window) for window in measured}
+
+
+def test_a_report_that_fails_is_not_the_files_failure(exact: Path, tmp_path: Path) -> None:
+    lines: list[str] = []
+
+    def broken(line: str) -> None:
+        lines.append(line)
+        raise BrokenPipeError(32, "Broken pipe")
+
+    export_checkpoint(small_checkpoint(), tmp_path / "m.onnx", report=broken)
+    quantize(exact, tmp_path / "half.onnx", "fp16", report=broken)
+    assert len(lines) == 2
+    for path in (tmp_path / "m.onnx", tmp_path / "half.onnx"):
+        verify(path, "cpu", 1)
 
 
 def test_too_great_a_loss_keeps_matrices_and_then_fails(exact: Path, tmp_path: Path) -> None:
@@ -240,11 +317,12 @@ def test_what_cannot_be_quantised_says_why(exact: Path, tmp_path: Path) -> None:
         ((exact, "int8"), {"block_size": 32.0}, "block_size is 32.0"),
         ((exact, "int8"), {"max_ppl_increase": float("inf")}, "max_ppl_increase is inf"),
         ((exact, "int8"), {"max_ppl_increase": float("nan")}, "max_ppl_increase is nan"),
+        ((exact, "int8"), {"min_agreement": 101}, "min_agreement is 101"),
         ((exact, "fp16"), {"block_size": 32}, "the block size is 32 for fp16; leave it out"),
         ((exact, "fp16"), {"kernel": "blocks"}, "no kernel 'blocks' for fp16"),
         ((exact, "fp32"), {}, "is to become fp32"),
         ((exact, ["int8"]), {}, r"no precision \['int8'\]"),
-        ((exact, "int8"), {"text": latin}, "cannot read the calibration text"),
+        ((exact, "int8"), {"text": latin}, "cannot read the text"),
         ((exact, "int8"), {"cache_dtype": "int8"}, "the cache is to be int8, and the file has none"),
         ((exact, "fp16"), {"cache_dtype": "int8"}, "no 'int8' cache for fp16"),
         ((tmp_path / "half.onnx", "int8"), {}, "is fp16 already"),

@@ -19,6 +19,10 @@ def quantize_options(command: Command) -> Command:
             show_default="fp16: 0.5, int8: 2, int4: 8", help="Largest increase in perplexity.",
         ),
         click.option(
+            "--min-agreement", type=float, metavar="PERCENT", show_default="fp16: 98, int8: 90, int4: 80",
+            help="Smallest share of positions whose most likely token is the same as in fp32.",
+        ),
+        click.option(
             "--text", type=click.Path(path_type=Path), show_default="built-in texts",
             help="UTF-8 text for evaluation (its first 4096 tokens) and calibration (the rest).",
         ),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +17,7 @@ from edgelm_export.checks.parity import ParityReport, compare, make_cases
 from edgelm_export.files.metadata import graph_facts, seal
 from edgelm_export.files.writer import write_graph
 from edgelm_export.options import GraphOptions, check_options
-from edgelm_export.progress import Report, quiet
+from edgelm_export.progress import Report, quiet, unfailing
 from edgelm_export.quantization.precision import FP32, QuantizeOptions
 from edgelm_export.quantization.quality import Quality, answers, compare_answers
 from edgelm_export.quantization.search import quantize
@@ -27,10 +29,11 @@ from edgelm_export.tracing.trace import build_graph
 from edgelm_runtime.atomic_files import new_files, scratch_folder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
-from edgelm_runtime.errors import ExportError, VerificationError
+from edgelm_runtime.errors import ExportError, OptionError, VerificationError
 from edgelm_runtime.model_file.interface import CACHE_LENGTH, GOLDEN, GRAPH, PARITY
 from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
 from edgelm_runtime.reports.verify import verify
+from edgelm_runtime.validation import number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -69,6 +72,7 @@ def export_checkpoint(
     graph, quantization = check_options(
         dtype=dtype, kv_cache=kv_cache, target=target, outputs=outputs, opset=opset, atol=atol, **options
     )
+    report = unfailing(report)
     if quantization is None:
         return _export_fp32(checkpoint, path, graph, report)
     with scratch_folder(path) as folder:
@@ -108,26 +112,31 @@ def compare_with_checkpoint(
 ) -> ParityReport | Quality:
     """Compare a finished model file with the PyTorch model it came from.
 
-    An fp32 file as at its export, `atol` by default what was allowed then; a smaller one by its perplexity,
-    which may exceed PyTorch's by what was allowed when it was made. Raises VerificationError where they
-    differ, ModelFileError where the file cannot be used.
+    An fp32 file is compared as at its export, `atol` by default what was allowed then; a smaller one by its
+    perplexity, which may differ from PyTorch's by what was allowed when it was made, and its choices. Raises
+    VerificationError where they differ, ModelFileError where the file cannot be used, OptionError for a bad `atol`.
     """
-    session = Session(path, "cpu")
-    file = read_model_file(session, str(path))
-    model = trimmed(checkpoint)
-    if ModelConfig.from_dict(file.config) != model.config:
-        raise VerificationError(
-            f"{path} has another architecture than the checkpoint", "give its own checkpoint"
-        )
-    if file.dtype != FP32:
-        return _compare_quality(path, file, session, model)
-    kv_cache = CACHE_LENGTH in session.inputs
-    session.close()
+    if atol is not None:
+        number("atol", atol, 0, math.inf, open_low=True)
+    with closing(Session(path, "cpu")) as session:
+        file = read_model_file(session, str(path))
+        model = trimmed(checkpoint)
+        if ModelConfig.from_dict(file.config) != model.config:
+            raise VerificationError(
+                f"{path} has another architecture than the checkpoint", "give its own checkpoint"
+            )
+        if file.dtype != FP32:
+            if atol is not None:
+                raise OptionError(f"atol has no meaning for a file in {file.dtype}", "leave it out")
+            return _compare_quality(path, file, session, model)
+        kv_cache = CACHE_LENGTH in session.inputs
     prompts = [prompt["ids"] for prompt in file.golden_prompts]
     with evaluating(checkpoint.model) as reference:
         cases = make_cases(torch_answer(reference, file.vocab_size), file, prompts, kv_cache)
     try:
-        return compare(cases, functools.partial(_open, path), atol or file.parity["atol"])
+        return compare(
+            cases, functools.partial(_open, path), atol if atol is not None else file.parity["atol"]
+        )
     except ExportError as error:
         raise VerificationError(f"{path} is not this checkpoint: {error.problem}", error.remedy) from error
 
@@ -137,7 +146,6 @@ def _compare_quality(path: Path, file: ModelFile, session: Session, model: Trans
     text = evaluation_text(file, exact)
     decoder = RecomputeDecoder(session, file.context_length, file.vocab_size)
     quality = compare_answers(text, answers(exact, text), answers(decoder, text))
-    session.close()
     allowed = float(file.quality["allowed_pct"])
     # A better perplexity or other choices are no better: the file is to be this checkpoint.
     same_choices = quality.top1_agreement > file.quality["top1_agreement"] - LESS_AGREEMENT

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypedDict
 
+from edgelm_export.quantization.quality import Bound
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.validation import number, whole
 
@@ -27,6 +28,9 @@ class Precision:
     """Of a weight."""
     max_ppl_increase: float
     """Percent of perplexity that it may cost by default."""
+    min_agreement: float
+    """Percent of positions at which the likeliest token has to be that of fp32, by default. Perplexity alone would not
+    do: errors at many tokens can cancel out."""
     kept_bits: int = 16
     """Bits of a weight in those matrices that lose too much otherwise."""
     kernels: tuple[str, ...] = ()
@@ -41,13 +45,13 @@ class Precision:
         return self.name
 
 
-FP16 = Precision("fp16", 16, 0.5)
+FP16 = Precision("fp16", 16, 0.5, 98.0)
 INT8 = Precision(
-    "int8", 8, 2.0, kernels=("auto", "rows", "blocks"), block_sizes=(64, 32, 16),
+    "int8", 8, 2.0, 90.0, kernels=("auto", "rows", "blocks"), block_sizes=(64, 32, 16),
     cache_dtypes=("auto", "fp32", "int8"),
 )  # fmt: skip
 INT4 = Precision(
-    "int4", 4, 8.0, kept_bits=8, kernels=("auto", "blocks"), block_sizes=(32, 16),
+    "int4", 4, 8.0, 80.0, kept_bits=8, kernels=("auto", "blocks"), block_sizes=(32, 16),
     cache_dtypes=("auto", "fp32", "int8"),
 )  # fmt: skip
 PRECISIONS = {precision.name: precision for precision in (FP16, INT8, INT4)}
@@ -58,6 +62,7 @@ class QuantizeOptions(TypedDict, total=False):
 
     text: Path | str | None
     max_ppl_increase: float | None
+    min_agreement: float | None
     kernel: str | None
     block_size: int | None
     cache_dtype: str | None
@@ -72,6 +77,8 @@ class Quantization:
     """UTF-8 text: its first 4096 tokens for evaluation, the rest for calibration. None: built-in texts."""
     max_ppl_increase: float | None = None
     """Percent of perplexity that may be lost. None: the precision's own bound."""
+    min_agreement: float | None = None
+    """Percent of positions at which the likeliest token has to be that of fp32. None: the precision's own bound."""
     kernel: str = "auto"
     """One of the precision's; `auto` is `blocks` where the file has a cache."""
     block_size: int | None = None
@@ -125,6 +132,8 @@ class Quantization:
                 )
         if self.max_ppl_increase is not None:
             number("max_ppl_increase", self.max_ppl_increase, -100, math.inf)
+        if self.min_agreement is not None:
+            number("min_agreement", self.min_agreement, 0, 100)
 
     def check_file(self, cached: bool) -> None:
         """Raise OptionError for what a file with a cache (`cached`) or without one has no use for."""
@@ -151,9 +160,13 @@ class Quantization:
         return cached and chosen == "int8"
 
     @property
-    def bound(self) -> float:
-        """Percent of perplexity that may be lost."""
-        return self.precision.max_ppl_increase if self.max_ppl_increase is None else self.max_ppl_increase
+    def bound(self) -> Bound:
+        """What may be lost."""
+        own, ppl, agreement = self.precision, self.max_ppl_increase, self.min_agreement
+        return Bound(
+            own.max_ppl_increase if ppl is None else ppl,
+            own.min_agreement if agreement is None else agreement,
+        )
 
 
 def _text(value: object) -> Path:

@@ -39,6 +39,25 @@ class Quality:
 
 
 @dataclass(frozen=True)
+class Bound:
+    """What a smaller graph may lose: perplexity, and agreement with the choices of fp32, both in percent."""
+
+    ppl_increase_pct: float
+    agreement_pct: float
+
+    def excess(self, quality: Quality) -> tuple[float, float]:
+        """By how much `quality` exceeds the one and falls short of the other; zeros where it is good enough."""
+        return (
+            max(0.0, quality.ppl_increase_pct - self.ppl_increase_pct),
+            max(0.0, self.agreement_pct - 100 * quality.top1_agreement),
+        )
+
+    def holds(self, quality: Quality) -> bool:
+        """Whether nothing is exceeded."""
+        return not any(self.excess(quality))
+
+
+@dataclass(frozen=True)
 class Answers:
     """What a graph says about a text: log-probability of each token, and the greatest one, at each position."""
 

@@ -84,8 +84,9 @@ class Reference:
         """How large keys and values become."""
         config = ModelConfig.from_dict(self.file.config)
         rotary_dim = config.rotary_dim if config.position == "rotary" else 0
+        windows = self._calibration
         with self._session() as session:
-            return cache_ranges(session, self.evaluation.windows, rotary_dim)
+            return cache_ranges(session, windows, rotary_dim)
 
     @functools.cached_property
     def _calibration(self) -> list[Ids]:

@@ -19,10 +19,10 @@ from edgelm_export.checks.parity import consistency
 from edgelm_export.files.metadata import graph_facts, seal
 from edgelm_export.files.writer import write_graph
 from edgelm_export.passes.builder import products
-from edgelm_export.progress import Report, quiet
+from edgelm_export.progress import Report, quiet, unfailing
 from edgelm_export.quantization.plan import Plan, kind_of
 from edgelm_export.quantization.precision import FP16, INT4, PRECISIONS, Quantization, QuantizeOptions
-from edgelm_export.quantization.quality import Quality, answers, compare_answers
+from edgelm_export.quantization.quality import Bound, Quality, answers, compare_answers
 from edgelm_export.quantization.reference import Reference
 from edgelm_runtime.atomic_files import new_files
 from edgelm_runtime.engine.session import Session
@@ -49,35 +49,38 @@ def quantize(
     asked = Quantization.of(dtype, options)
     if asked is None:
         raise OptionError(f"{path} is to become {dtype}", f"choose from {', '.join(PRECISIONS)}")
+    report = unfailing(report)
     reference = Reference(path, asked.text, output)
     cached = reference.cached
     asked.check_file(cached)
     first = Plan(asked.precision, asked.first_block_size(cached), asked.int8_cache(cached))
+    bound = asked.bound
     with new_files(output) as new:
-        plan, quality = _search(reference, new, first, asked.bound, report)
-        about = quality.to_dict() | {"plan": str(plan), "allowed_pct": asked.bound}
+        plan, quality = _search(reference, new, first, bound, report)
+        about = quality.to_dict() | {"plan": str(plan), "allowed_pct": bound.ppl_increase_pct}
         _finish(reference, new, plan, about, report)
     return quality
 
 
 def _search(
-    reference: Reference, new: Path, first: Plan, allowed: float, report: Report
+    reference: Reference, new: Path, first: Plan, bound: Bound, report: Report
 ) -> tuple[Plan, Quality]:
     """Write the first plan that is good enough to `new`."""
     results: dict[Plan, Quality] = {}
-    for plan in _plans(reference, first, results):
+    for plan in _plans(reference, first, bound, results):
         results[plan] = _try(reference, new, plan)
         report(f"{plan}: {results[plan]}")
-        if results[plan].ppl_increase_pct <= allowed:
+        if bound.holds(results[plan]):
             return plan, results[plan]
-    best = min(results.values(), key=lambda quality: quality.ppl_increase_pct)
+    best = min(results.values(), key=bound.excess)
     raise ExportError(
-        f"{first.precision} raises the perplexity by {best.ppl_increase_pct:.2f}% at best, and {allowed:g}% is allowed",
-        "allow more with --max-ppl-increase, or choose a higher precision",
+        f"{first.precision} raises the perplexity by {best.ppl_increase_pct:.2f}% at best ({bound.ppl_increase_pct:g}% "
+        f"allowed), with {best.top1_agreement:.1%} top-1 agreement ({bound.agreement_pct:g}% required)",
+        "allow more with --max-ppl-increase or --min-agreement, or choose a higher precision",
     )
 
 
-def _plans(reference: Reference, first: Plan, results: dict[Plan, Quality]) -> Iterator[Plan]:
+def _plans(reference: Reference, first: Plan, bound: Bound, results: dict[Plan, Quality]) -> Iterator[Plan]:
     """Plans roughly in the order of their size, later ones chosen by the `results` of earlier ones."""
     if first.precision is INT4:
         # The head is the embedding too in most small models, and at 4 bits it costs the most by far.
@@ -91,7 +94,7 @@ def _plans(reference: Reference, first: Plan, results: dict[Plan, Quality]) -> I
     others = [kind for kind in _kinds(reference) if kind not in first.kept]
     singles = [replace(first, kept=(*first.kept, kind)) for kind in others]
     yield from singles
-    ranked = [plan.kept[-1] for plan in sorted(singles, key=lambda plan: results[plan].ppl_increase_pct)]
+    ranked = [plan.kept[-1] for plan in sorted(singles, key=lambda plan: bound.excess(results[plan]))]
     for count in range(2, len(ranked)):
         yield replace(first, kept=(*first.kept, *ranked[:count]))
 

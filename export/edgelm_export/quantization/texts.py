@@ -1,8 +1,8 @@
 """The evaluation text, which quality is measured on, and the calibration text, which rounding is fitted to.
 
 They never share a token, or the measure would flatter. Both come from the user's text, or from the two samples next to
-this module (prose and code, independent of any tokenizer); for a model without a tokenizer they are drawn from the
-model itself.
+this module (prose and code). Where the model has no tokenizer, or one that cannot encode the samples (the characters of
+a single book, say), they are drawn from the model itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edgelm_runtime.arrays import Ids
-from edgelm_runtime.errors import OptionError
+from edgelm_runtime.errors import OptionError, TokenizerError
 from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.loop import generate_ids
 from edgelm_runtime.model_file.metadata import ModelFile
@@ -23,10 +23,11 @@ EVALUATION = Path(__file__).with_name("evaluation.txt")
 CALIBRATION = Path(__file__).with_name("calibration.txt")
 WINDOW = 256  # tokens in a pass
 LARGEST_TEXT = 4096  # tokens that are used of a longer text
-# Rows drawn from a model without a tokenizer, for evaluation and for calibration, and their length: a row is
-# recomputed for each token, so many short ones are the quicker way to as many tokens.
+# Rows drawn from a model, for evaluation and for calibration, and their length: a row is recomputed for each token, so
+# many short ones are the quicker way to as many tokens.
 EVALUATION_ROWS, EVALUATION_LENGTH = 8, 128
 CALIBRATION_ROWS, CALIBRATION_LENGTH = 16, 48
+NOTHING: Ids = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True)
@@ -39,39 +40,48 @@ class EvaluationText:
 
 def evaluation_text(model: ModelFile, decoder: Decoder, text: Path | None = None) -> EvaluationText:
     """The beginning of `text`, or of the built-in one. Raises OptionError where it cannot be read or is too short."""
-    if model.tokenizer is None:
-        if text is not None:
-            raise OptionError("the model has no tokenizer for a calibration text", "leave the text out")
+    if text is None:
+        windows = _cut(model, _built_in(model, EVALUATION)[:LARGEST_TEXT])
+        if windows:
+            return EvaluationText("the built-in sample", windows)
         rows = _drawn(decoder, range(EVALUATION_ROWS), EVALUATION_LENGTH)
         return EvaluationText("text drawn from the model", rows)
-    source = text or EVALUATION
-    ids = _ids(model, source)
+    ids = _ids(model, text)
     windows = _cut(model, ids[:LARGEST_TEXT])
     if not windows:
-        raise OptionError(f"the calibration text {source} has {len(ids)} tokens", "give a longer one")
-    return EvaluationText("the built-in sample" if text is None else text.name, windows)
+        raise OptionError(f"the text {text} has {len(ids)} tokens", "give a longer one")
+    return EvaluationText(text.name, windows)
 
 
 def calibration_windows(model: ModelFile, decoder: Decoder, text: Path | None = None) -> list[Ids]:
     """Windows of ids that are not in the evaluation text.
 
-    What is left of the user's text, then the built-in one; without a tokenizer, other draws from the model.
+    What is left of the user's text, then the built-in one, or else other draws from the model.
     """
-    if model.tokenizer is None:
-        seeds = range(EVALUATION_ROWS, EVALUATION_ROWS + CALIBRATION_ROWS)
-        return _drawn(decoder, seeds, CALIBRATION_LENGTH)
-    rest = _ids(model, text)[LARGEST_TEXT:] if text is not None else np.zeros(0, np.int64)
-    return _cut(model, np.append(rest, _ids(model, CALIBRATION))[:LARGEST_TEXT])
+    rest = _ids(model, text)[LARGEST_TEXT:] if text is not None else NOTHING
+    built_in = _built_in(model, CALIBRATION)
+    windows = _cut(model, np.append(rest, built_in)[:LARGEST_TEXT])
+    if len(built_in) or len(rest) >= LARGEST_TEXT:
+        return windows
+    seeds = range(EVALUATION_ROWS, EVALUATION_ROWS + CALIBRATION_ROWS)
+    return windows + _drawn(decoder, seeds, CALIBRATION_LENGTH)
+
+
+def _built_in(model: ModelFile, source: Path) -> Ids:
+    """The ids of a sample that ships with edgelm; none where the model cannot encode it."""
+    try:
+        return _ids(model, source)
+    except (OptionError, TokenizerError):
+        return NOTHING
 
 
 def _ids(model: ModelFile, source: Path) -> Ids:
-    assert model.tokenizer is not None
+    if model.tokenizer is None:
+        raise OptionError(f"the model has no tokenizer for the text {source}", "leave the text out")
     try:
         content = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise OptionError(
-            f"cannot read the calibration text {source}: {error}", "give a UTF-8 file"
-        ) from error
+        raise OptionError(f"cannot read the text {source}: {error}", "give a UTF-8 file") from error
     return np.array(model.tokenizer.encode(content), np.int64)
 
 

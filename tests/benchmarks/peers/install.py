@@ -159,10 +159,12 @@ RECIPES: dict[str, Callable[[Path, Path, Path], None]] = {
     "smollm2-fp32-cache.onnx": _edgelm(GGUF, "--kv-cache"),
     "smollm2-int4-cache.onnx": _edgelm(GGUF, "--kv-cache", "--dtype", "int4"),
     "ten-million-fp32.onnx": _edgelm(TEN, *IDS_ONLY),
-    "ten-million-int8.onnx": _edgelm(TEN, *IDS_ONLY, "--dtype", "int8", "--max-ppl-increase", "100"),
+    "ten-million-int8.onnx": _edgelm(
+        TEN, *IDS_ONLY, "--dtype", "int8", "--max-ppl-increase", "100", "--min-agreement", "0"
+    ),
     "ten-million-fp32-cache.onnx": _edgelm(TEN, *IDS_ONLY, "--kv-cache"),
     "ten-million-int4-cache.onnx": _edgelm(
-        TEN, *IDS_ONLY, "--kv-cache", "--dtype", "int4", "--max-ppl-increase", "100"
+        TEN, *IDS_ONLY, "--kv-cache", "--dtype", "int4", "--max-ppl-increase", "100", "--min-agreement", "0"
     ),
 }
 """Model files by name, in the order in which they can be made."""
