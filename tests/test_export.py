@@ -20,7 +20,7 @@ import edgelm
 from edgelm.checkpoint import Checkpoint, save_checkpoint
 from edgelm.cli import group
 from edgelm.model import generate
-from edgelm_export import export_checkpoint, quantize
+from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
 from edgelm_export.files import writer
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, ModelFileError, OptionError, OutputError
@@ -176,6 +176,26 @@ def test_commands(tmp_path: Path) -> None:
     text = call(group, ["info", model], catch_exceptions=False).output
     assert "2 layers, width 24, 4 heads of 6" in text and "260 ids" in text
     assert "holds no model" in str(call(group, ["export", str(tmp_path)]).exception)
+
+
+def test_a_reader_that_has_gone_leaves_the_file(tmp_path: Path) -> None:
+    """`edgelm export ... | true`, and output to a full disk."""
+    save_checkpoint(small_checkpoint(), tmp_path / "checkpoint")
+    environment = {**os.environ, "PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-m", "edgelm", "export", "checkpoint", "-o", "m.onnx"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait(timeout=120)
+    assert verify(tmp_path / "m.onnx", "cpu", 1).prompts > 1
+
+
+@pytest.mark.parametrize("atol", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_tolerance_is_a_number_above_0(atol: float, exported: Path) -> None:
+    with pytest.raises(OptionError, match=r"atol is .*; give a finite number above 0"):
+        compare_with_checkpoint(exported, small_checkpoint(), atol=atol)
+    call = ["verify", str(exported), "--against", "nowhere", "--atol", str(atol)]
+    assert isinstance(CliRunner().invoke(group, call).exception, OptionError)
 
 
 def test_a_request_to_end_leaves_nothing_half_written(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from edgelm.model import TorchDecoder, Transformer
 from edgelm_export.checks.golden import golden_prompts, golden_vectors
 from edgelm_export.checks.parity import ParityReport, compare, make_cases
 from edgelm_export.files.metadata import graph_facts, seal
-from edgelm_export.files.writer import write_graph
+from edgelm_export.files.writer import new_model_file, write_graph
 from edgelm_export.options import GraphOptions, check_options
 from edgelm_export.progress import Report, quiet, unfailing
 from edgelm_export.quantization.precision import FP32, QuantizeOptions
@@ -26,7 +26,7 @@ from edgelm_export.tracing.export_model import evaluating, trimmed
 from edgelm_export.tracing.model_entries import model_entries
 from edgelm_export.tracing.reference import torch_answer
 from edgelm_export.tracing.trace import build_graph
-from edgelm_runtime.atomic_files import new_files, scratch_folder
+from edgelm_runtime.atomic_files import scratch_folder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
@@ -87,7 +87,7 @@ def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, repo
     config = model.config
     entries = model_entries(checkpoint, model)
     prompts = golden_prompts(checkpoint.tokenizer, config.context_length, config.vocab_size)
-    with new_files(path) as new:
+    with new_model_file(path) as new:
         report(f"tracing {config.num_layers} layers, opset {options.opset}")
         graph = build_graph(model, options.opset, options.outputs, options.kv_cache, options.target)
         sidecar = write_graph(graph, new)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.errors import TokenizerError
+from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.logprobs import logsumexp
 from edgelm_runtime.text.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
     """Nothing where the tokenizer cannot encode `text`."""
     try:
         return tokenizer.encode(text)
-    except TokenizerError:
+    except OptionError:
         return []
 
 

@@ -12,6 +12,7 @@ tested is the graph that is shipped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -20,7 +21,10 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from edgelm_runtime.atomic_files import new_files
+from edgelm_runtime.errors import EdgelmError
 from edgelm_runtime.model_file.external_weights import ALIGNMENT, SMALLEST
+from edgelm_runtime.model_file.opened import OpenModel
 from edgelm_runtime.model_file.protobuf import GRAPH, INITIALIZER, RAW_DATA, TENSOR_DOC, delimited
 
 # Protobuf refuses 2 GiB; the difference is room for the graph and the metadata.
@@ -50,10 +54,35 @@ class Placed:
         return proto
 
 
+@contextmanager
+def new_model_file(path: Path) -> Iterator[Path]:
+    """`atomic_files.new_files` for a model file: a sidecar that only the replaced file needed goes with it."""
+    old = _sidecar(path)
+    with new_files(path) as new:
+        yield new
+        needed = {file.name for file in new.parent.iterdir()}
+    if old is not None and old.name not in needed:
+        old.unlink(missing_ok=True)
+
+
+def _sidecar(path: Path) -> Path | None:
+    """The sidecar that the model file `path` has by now, if it is one that `write_graph` would replace."""
+    try:
+        with OpenModel(path) as model:
+            files = [file.path for file in model.sidecars.values()]
+            return next((file for file in files if file == _sidecar_of(model.file.path)), None)
+    except EdgelmError:
+        return None  # no model, a damaged one, or one without its sidecar
+
+
+def _sidecar_of(path: Path) -> Path:
+    return path.with_name(path.name + ".data")
+
+
 def write_graph(model: ir.Model, path: Path) -> Path | None:
     """Write `model` without metadata to `path`; the sidecar's path where the weights need one."""
     weights = _placed(model)
-    sidecar = path.with_name(path.name + ".data")
+    sidecar = _sidecar_of(path)
     whole = _without_weights(model)
     with path.open("wb") as file:
         before, after = onnx.ModelProto(), onnx.ModelProto()

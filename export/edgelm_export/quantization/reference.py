@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from edgelm.config import ModelConfig
+from edgelm_export.files.reader import read_graph
 from edgelm_export.quantization.activation_stats import ActivationStats
 from edgelm_export.quantization.int8_kv_cache import Ranges, cache_ranges
 from edgelm_export.quantization.precision import FP32
@@ -62,10 +63,8 @@ class Reference:
         return RecomputeDecoder(session, self.file.context_length, self.file.vocab_size)
 
     def graph(self) -> ir.Model:
-        """The graph, read anew, without metadata."""
-        graph = ir.load(self._path)
-        graph.metadata_props.clear()
-        return graph
+        """The graph, read anew."""
+        return read_graph(self._path)
 
     @functools.cached_property
     def evaluation(self) -> EvaluationText:

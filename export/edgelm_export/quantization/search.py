@@ -12,19 +12,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import onnx_ir as ir
-
 from edgelm_export.checks.golden import golden_vectors
 from edgelm_export.checks.parity import consistency
 from edgelm_export.files.metadata import graph_facts, seal
-from edgelm_export.files.writer import write_graph
+from edgelm_export.files.reader import read_graph
+from edgelm_export.files.writer import new_model_file, write_graph
 from edgelm_export.passes.builder import products
 from edgelm_export.progress import Report, quiet, unfailing
 from edgelm_export.quantization.plan import Plan, kind_of
 from edgelm_export.quantization.precision import FP16, INT4, PRECISIONS, Quantization, QuantizeOptions
 from edgelm_export.quantization.quality import Bound, Quality, answers, compare_answers
 from edgelm_export.quantization.reference import Reference
-from edgelm_runtime.atomic_files import new_files
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError
 from edgelm_runtime.model_file.interface import DIGEST, GOLDEN, GRAPH, QUALITY
@@ -55,7 +53,7 @@ def quantize(
     asked.check_file(cached)
     first = Plan(asked.precision, asked.first_block_size(cached), asked.int8_cache(cached))
     bound = asked.bound
-    with new_files(output) as new:
+    with new_model_file(output) as new:
         plan, quality = _search(reference, new, first, bound, report)
         about = quality.to_dict() | {"plan": str(plan), "allowed_pct": bound.ppl_increase_pct}
         _finish(reference, new, plan, about, report)
@@ -125,7 +123,7 @@ def _finish(reference: Reference, new: Path, plan: Plan, quality: dict[str, Any]
     prompts: list[dict[str, Any]] = [
         {k: p[k] for k in ("text", "ids") if k in p} for p in reference.file.golden_prompts
     ]
-    graph = ir.load(new)
+    graph = read_graph(new)
     facts = graph_facts(graph, plan.precision.name, reference.file.graph["parameters"], sidecar)
     rows = consistency(new, reference.file, paired=not facts["cache_spare"])
     report(f"rows of a batch do not depend on each other: {rows}")

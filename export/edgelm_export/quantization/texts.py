@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from edgelm_runtime.arrays import Ids
-from edgelm_runtime.errors import OptionError, TokenizerError
+from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.loop import generate_ids
 from edgelm_runtime.model_file.metadata import ModelFile
@@ -71,7 +71,7 @@ def _built_in(model: ModelFile, source: Path) -> Ids:
     """The ids of a sample that ships with edgelm; none where the model cannot encode it."""
     try:
         return _ids(model, source)
-    except (OptionError, TokenizerError):
+    except OptionError:
         return NOTHING
 
 
