@@ -19,6 +19,7 @@ from click.testing import CliRunner
 import edgelm
 from edgelm.checkpoint import Checkpoint, save_checkpoint
 from edgelm.cli import group
+from edgelm.cli.quantize_command import file_size
 from edgelm.model import generate
 from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
 from edgelm_export.files import writer
@@ -124,6 +125,22 @@ def test_beyond_the_limit_weights_go_to_one_sidecar(tmp_path: Path, monkeypatch:
     sidecar.write_bytes(data)
     with pytest.raises(edgelm.EdgelmError, match="weights in the sidecar"):
         verify(moved, "cpu", 1)
+
+
+def test_a_sidecar_goes_with_the_file_that_needed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, sidecar, link = tmp_path / "m.onnx", tmp_path / "m.onnx.data", tmp_path / "link.onnx"
+    sidecar.write_text("somebody else's")
+    export_checkpoint(small_checkpoint(), model)
+    assert sidecar.read_text() == "somebody else's"
+    monkeypatch.setattr(writer, "LARGEST_FILE", 10_000)
+    export_checkpoint(small_checkpoint(), model)
+    whole = file_size(model)
+    assert whole == model.stat().st_size + sidecar.stat().st_size > 60_000
+    monkeypatch.undo()
+    link.symlink_to(model.name)
+    export_checkpoint(small_checkpoint(), link, dtype="fp16")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.onnx", "m.onnx"] and link.is_symlink()
+    assert verify(model, "cpu", 1).prompts > 1
 
 
 def test_what_cannot_be_exported_says_why_and_leaves_nothing(tmp_path: Path) -> None:

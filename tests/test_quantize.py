@@ -17,6 +17,7 @@ import pytest
 import edgelm
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
+from edgelm_export.files import writer
 from edgelm_export.quantization import int8_kv_cache
 from edgelm_export.quantization.block_layout import Blocks, blocks_of_8_bits, pack, unpack
 from edgelm_export.quantization.detect_q4 import blocks_on_grid
@@ -220,7 +221,10 @@ def test_other_architectures(name: str, options: dict[str, Any], tmp_path: Path)
 def test_characters_of_one_book_are_enough(tmp_path: Path) -> None:
     """The texts that ship with edgelm cannot be encoded by these 65; prompts and texts are made of what can."""
     exact, small, text = tmp_path / "exact.onnx", tmp_path / "small.onnx", tmp_path / "text.txt"
-    model, tokenizer = small_model("grouped heads", width=64, vocab_size=65), character_tokenizer()
+    model, tokenizer = (
+        small_model("grouped heads", width=64, vocab_size=65, context_length=48),
+        character_tokenizer(),
+    )
     assert tokenizer.vocab_size == 65
     export_checkpoint(Checkpoint(model, tokenizer), exact, kv_cache=True)
     assert verify(exact, "cpu", 1).prompts == 6
@@ -283,6 +287,26 @@ def test_a_report_that_fails_is_not_the_files_failure(exact: Path, tmp_path: Pat
     assert len(lines) == 2
     for path in (tmp_path / "m.onnx", tmp_path / "half.onnx"):
         verify(path, "cpu", 1)
+
+
+@pytest.mark.parametrize("kind", ["hard links", "a hub cache"])
+def test_files_under_other_names(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model and its sidecar with a second name each, or as links to files that are called otherwise."""
+    monkeypatch.setattr(writer, "LARGEST_FILE", 10_000)
+    plain, other = tmp_path / "plain" / "m.onnx", tmp_path / "other" / "m.onnx"
+    export_checkpoint(small_checkpoint(), plain, kv_cache=True)
+    other.parent.mkdir()
+    for name, blob in (("m.onnx", "aaa"), ("m.onnx.data", "bbb")):
+        if kind == "hard links":
+            (other.parent / name).hardlink_to(plain.parent / name)
+        else:
+            (tmp_path / blob).write_bytes((plain.parent / name).read_bytes())
+            (other.parent / name).symlink_to(Path("..", blob))
+    for dtype in ("fp16", "int4"):
+        options: dict[str, Any] = {"max_ppl_increase": 1000, "min_agreement": 0}
+        for source in (plain, other):
+            quantize(source, source.with_name("small.onnx"), dtype, **options)
+        assert plain.with_name("small.onnx").read_bytes() == other.with_name("small.onnx").read_bytes()
 
 
 def test_too_great_a_loss_keeps_matrices_and_then_fails(exact: Path, tmp_path: Path) -> None:

@@ -45,8 +45,10 @@ def quantize_options(command: Command) -> Command:
 
 def file_size(path: Path) -> int:
     """Bytes of a model file, its sidecar included."""
-    sidecar = path.with_name(path.name + ".data")
-    return path.stat().st_size + (sidecar.stat().st_size if sidecar.is_file() else 0)
+    from edgelm_runtime.model_file.opened import OpenModel
+
+    with OpenModel(path) as model:
+        return model.size
 
 
 @click.command("quantize")
