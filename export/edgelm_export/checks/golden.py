@@ -18,7 +18,7 @@ from edgelm_runtime.text.tokenizer import Tokenizer
 
 TEXTS = ("def main(", "Once upon a time", "The 3 rules are:\n\n1. ", "naïve 漢字 🙂\t", "x = [1, 2, 3]\n" * 8)
 STEPS = 16
-FEWER_STEPS = 4  # behind a prompt of more than STEPS tokens, where each costs more
+FEWER_STEPS = 4  # after a prompt of more than STEPS tokens, where each costs more
 LARGEST, SPREAD = 4, 4  # logits kept per step
 LONG = 48  # ids of the prompt made of random ids, which reaches further back than the texts
 

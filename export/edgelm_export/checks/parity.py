@@ -3,7 +3,7 @@
 Each case is a batch of rows of token ids. PyTorch sees the rows one by one at their own length; the graph
 sees them as a batch, padded on the right, so padding, batching and positions are tested together. Logits
 are compared at every position of a row, or at a spread of them where the vocabulary makes that heavy. A
-graph with a cache is fed one row in pieces besides, and two rows of different lengths.
+graph with a KV cache is also fed one row in pieces, and two rows of different lengths.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def compare(
 def consistency(path: Path, model: ModelFile, paired: bool) -> ParityReport:
     """Hold a graph against itself: rows one by one, against the same rows in padded batches and in pieces.
 
-    For graphs that round activations: what a token gets must not depend on what stands beside it. `paired`:
-    whether rows behind a past may go together.
+    For graphs that round activations: a token's logits must not depend on the rest of its batch. `paired`: whether
+    rows with a past may go together.
     """
     alone = Session(path, "cpu")
 
@@ -211,17 +211,17 @@ def _whole(session: Session, case: Case) -> Floats:
 
 
 def _in_pieces(session: Session, case: Case) -> Floats:
-    """The row of `case` behind a cache that grows, beside a second row that is a piece ahead or behind.
+    """Logits (1, T, vocab) of the row of `case`, fed piece by piece to a cache that grows.
 
-    Where a piece is one token, both rows go in one batch at different lengths; longer pieces go alone, as
-    the cache's contract demands.
+    Single tokens go in a batch of two rows whose caches differ in length; longer pieces go alone, as the contract of
+    the cache demands.
     """
     (row,) = case.rows
     past = empty_cache(session.inputs, 1, len(row))
     names = past_names(session.inputs)
-    whole = needs_room(
-        session.inputs
-    )  # a buffer for the whole row goes in and out; otherwise what is valid of it
+    # Such a graph writes into a buffer for the whole row, which goes in and out. Others take what is valid of the
+    # past, and give that back with the new tokens added.
+    whole = needs_room(session.inputs)
     outputs = [LOGITS, *map(present_name, names)]
     found: list[Floats] = []
     start = 0
@@ -229,7 +229,9 @@ def _in_pieces(session: Session, case: Case) -> Floats:
         at = np.arange(piece)[None]
         feeds = {**past, INPUT_IDS: row[None, start : start + piece], LOGITS_AT: at}
         if case.paired and piece == 1 and start > 1:
-            # The other row stops one token earlier: it is fed that token again.
+            # The second row is the same text one token shorter, so that it is fed its last token again. Its cache
+            # still holds that token from the step before, which also shows that what lies after `cache_length` is
+            # not read.
             feeds = {
                 name: np.concatenate([value, value]) for name, value in feeds.items() if name != LOGITS_AT
             }
@@ -237,6 +239,8 @@ def _in_pieces(session: Session, case: Case) -> Floats:
             feeds[INPUT_IDS] = row[[start, start - 1]][:, None]
         logits, *present = session.run(outputs, feeds)
         if len(logits) == 2:
+            # The second row's answer takes the place of the one that the step before gave for the same token: it is
+            # compared too, and has the right place in the row.
             found[-1] = np.concatenate([found[-1][:, :-1], logits[1:]], axis=1)
         found.append(logits[:1])
         start += piece

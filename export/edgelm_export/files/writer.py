@@ -152,8 +152,11 @@ def _write_graph_field(file: BinaryIO, graph: onnx.GraphProto, weights: list[Pla
     after.ClearField("node")
     after.ClearField("name")
     head, tail = (part.SerializeToString(deterministic=True) for part in (before, after))
+    # Weights are padded to begin at multiples of ALIGNMENT in the file, so their fields depend on where they begin,
+    # which depends on the bytes of the length in front of the graph, which depends on the fields. A longer number only
+    # moves everything by a byte, so this settles in two or three rounds.
     length = 0
-    while True:  # the length decides how many bytes its own number takes, and so where all else begins
+    while True:
         tag = delimited(GRAPH, length)
         fields = list(_weight_fields(weights, sidecar, file.tell() + len(tag) + len(head)))
         length = len(head) + sum(field.length for field in fields) + len(tail)
@@ -170,7 +173,7 @@ def _write_graph_field(file: BinaryIO, graph: onnx.GraphProto, weights: list[Pla
 
 @dataclass(frozen=True)
 class WeightField:
-    """An initializer field: what stands before and behind its `size` raw bytes."""
+    """An initializer field: what stands before and after its `size` raw bytes."""
 
     start: bytes
     size: int
@@ -182,12 +185,17 @@ class WeightField:
 
 
 def _weight_fields(weights: list[Placed], sidecar: str, position: int) -> Iterator[WeightField]:
-    """A field for each weight, of which the first begins at `position` in the file."""
+    """A field for each weight, of which the first begins at `position` in the file.
+
+    Protobuf has no padding, so spaces in the doc string of the weight before serve as such: readers ignore them.
+    """
     headers = [weight.header(sidecar).SerializeToString(deterministic=True) for weight in weights]
     sizes = [0 if weight.offset is not None else _nbytes(weight.value) for weight in weights]
     for index, (header, size) in enumerate(zip(headers, sizes, strict=True)):
         field = _weight_field(header, size)
         if size and index + 1 < len(sizes) and sizes[index + 1] >= SMALLEST:
+            # The next weight is to begin aligned. What can grow is the doc string of this one, which comes after its
+            # data: space by space, since its own length and the tensor's may take another byte on the way.
             following = len(_weight_field(headers[index + 1], sizes[index + 1]).start)
             for spaces in range(2 * ALIGNMENT):
                 if (position + field.length + following) % ALIGNMENT == 0:

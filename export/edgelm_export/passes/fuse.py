@@ -34,7 +34,7 @@ class PackQueryKeyValue(ir.passes.InPlacePass):
 
 
 class FuseSumAndNorm(ir.passes.InPlacePass):
-    """A residual sum and the norm behind it are one node that gives both, a bias included."""
+    """A residual sum and the norm that reads it become one node that gives both, a bias included."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         modified = False

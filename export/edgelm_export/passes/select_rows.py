@@ -1,8 +1,8 @@
 """In the last block, only the rows that are asked for.
 
-The graph takes rows of the final states just before the head. Norm, MLP, sums and the projection behind the
+The graph takes rows of the final states just before the head. Norm, MLP, sums and the projection after the
 last attention work on each row by itself, so the rows can be taken before them: keys and values need the
-whole window, and nothing behind them does. In a model of six layers this saves an eighth of the arithmetic
+whole window, and nothing after them does. In a model of six layers this saves an eighth of the arithmetic
 of a pass that asks for one row.
 """
 

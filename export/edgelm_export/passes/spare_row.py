@@ -3,11 +3,11 @@
 onnxruntime multiplies a single row by another kernel than several, so a step of one token differs from the
 same token in a longer pass in the last bit. In float32 that is all; where activations are rounded to int8,
 layer after layer turns it into differences as large as the rounding itself (SmolLM2 in 4 bits: 0.9 in the
-logits), and recomputing, caching and lookup would write different texts. With a row of zeros behind the new
-ones there are always several. It goes into the cache behind the last valid position, where nothing is read,
+logits), and recomputing, caching and lookup would write different texts. With a row of zeros after the new
+ones there are always several. It goes into the cache after the last valid position, where nothing is read,
 and its result is cut off. Measured: 4% of a step of SmolLM2.
 
-The price is in the contract (README.md): one position more in the buffers, and rows behind a past go alone.
+The price is in the contract (README.md): one position more in the buffers, and rows with a past go alone.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ def _longer_table(graph: ir.Graph, tables: dict[ir.Value, ir.Value], table: ir.V
 
 
 def _widen(graph: ir.Graph, node: ir.Node) -> None:
+    """Add a row of zeros to what `node` is fed, and cut its result off."""
     build = Builder(graph, node, f"{node.name}/steady")
     pads = build.constant("steady.pads", np.array([0, 0, 0, 0, SPARE, 0]))
     for index, value in enumerate(node.inputs[:3]):

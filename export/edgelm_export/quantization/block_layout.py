@@ -1,7 +1,7 @@
 """Weights in blocks of 8 or 4 bits, laid out as `com.microsoft.MatMulNBits` reads them.
 
-Each block of 32 (or another number of) weights of an output has a scale of its own; 4-bit blocks have a zero
-point besides, since half a step counts there. Layout:
+Each block of 32 (or another number of) weights of an output has a scale of its own; 4-bit blocks also have a
+zero point, since half a step counts there. Layout:
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md#com.microsoft.MatMulNBits
 """
 

@@ -65,7 +65,7 @@ def _rewrite(graph: ir.Graph, product: Product, blocks: Blocks) -> None:
 
 
 def _with_means(build: Builder, x: ir.Value | None, size: int) -> ir.Value:
-    """`x` (..., in) with the means of each `size` inputs behind it. (`AveragePool` takes 3 to 17 times as long.)"""
+    """`x` (..., in) followed by the means of each `size` inputs. (`AveragePool` takes 3 to 17 times as long.)"""
     assert x is not None and x.shape is not None and isinstance(x.shape[-1], int)
     shape = [0] * (len(x.shape) - 1) + [x.shape[-1] // size, size]  # 0 keeps an axis as it is
     parts = build.add("Reshape", [x, build.constant(f"blocks.{len(shape)}_{shape[-2]}", np.array(shape))])

@@ -44,12 +44,16 @@ def gptq_blocks(matrix: Floats, moments: Floats, block_size: int, name: str) -> 
     Raises ExportError, with `name` in it, where the moments cannot be factorised.
     """
     columns = matrix.shape[1]
+    # Important columns first: they take over the fewest errors of others.
     order = np.argsort(-moments.diagonal(), kind="stable")
     feedback, damped = _factor(moments[np.ix_(order, order)], name)
     importance = np.empty(columns, np.float32)
     importance[order] = damped
+    # Scales belong to blocks of adjacent columns, whatever the order that columns are rounded in: so they are chosen
+    # before, for the unrounded weights.
     blocks = in_blocks(matrix, block_size)
     scales, zeros = least_error(blocks, in_blocks(importance[None], block_size))
+    # Filled with zero points first: that is the value 0, for what fills up the last block.
     values = np.tile(zeros[..., None], block_size).astype(np.uint8).reshape(len(matrix), -1)
     values[:, order] = _round_columns(
         np.ascontiguousarray(matrix.T[order]), feedback, order // block_size, scales.T, zeros.T
@@ -87,6 +91,8 @@ def _round_columns(
     columns: Floats, feedback: Floats, block_of: NDArray[np.intp], scales: Floats, zeros: Floats
 ) -> Bytes:
     """Levels (in, out) for `columns` (in, out), one at a time, by the scales and zero points (blocks, out)."""
+    # The feedback of all columns before is a triangular product. It is taken in two parts: that of the columns before
+    # this group for the whole group at once, a large and fast product, and that within the group column by column.
     errors, levels = np.zeros_like(columns), np.empty(columns.shape, np.uint8)
     for start in range(0, len(columns), COLUMNS_AT_ONCE):
         part = slice(start, start + COLUMNS_AT_ONCE)

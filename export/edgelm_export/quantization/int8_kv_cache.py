@@ -1,7 +1,7 @@
-"""A cache of keys and values in int8, a scale for each feature of each head, for graphs with quantised weights.
+"""An int8 KV cache, with a scale for each feature of each head, for graphs with quantised weights.
 
-A quarter of the memory, and behind a long text half the time: `GroupQueryAttention` reads what it attends to at every
-step. Its int8 kernel computes row by row besides, so that one new token gives the same numbers as many, bit for bit
+A quarter of the memory, and half the time after a long text: `GroupQueryAttention` reads what it attends to at every
+step. Its int8 kernel also computes row by row, so that one new token gives the same numbers as many, bit for bit
 (`passes/spare_row.py` says why that matters); several tokens at once take longer than in float32.
 
 Scales are fixed when the file is made: the largest key and value of each feature over the calibration text, with some

@@ -125,7 +125,7 @@ def spelled_out(
     (B, KV, H / KV, S, T), is true."""
     batch, heads, length, size = query.shape
     kv = key.shape[1]
-    # Heads that share keys stand beside each other: (B, KV, H / KV, S, D) against (B, KV, 1, T, D).
+    # Heads that share keys are adjacent: (B, KV, H / KV, S, D) against (B, KV, 1, T, D).
     grouped = query.view(batch, kv, heads // kv, length, size)
     scores = grouped * spec.scale @ key[:, :, None].transpose(-1, -2)
     if spec.softcap:

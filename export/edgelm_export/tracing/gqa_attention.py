@@ -23,7 +23,7 @@ from edgelm_export.tracing.attention import as_heads, as_rows
 
 
 class CachedOperators:
-    """`attend` and `rotate_by` for one trace over new tokens (B, S) behind a cache.
+    """`attend` and `rotate_by` for one trace over new tokens (B, S) that follow a cached past.
 
     `past` are keys and values (B, KV, C, D) of each layer in turn; `present` collects what the graph returns
     for them, in the same order.

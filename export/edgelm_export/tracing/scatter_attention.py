@@ -20,7 +20,7 @@ from edgelm_runtime.model_file.interface import CAPACITY
 
 
 class StandardCachedOperators:
-    """`attend` and `rotate_by` for one trace over new tokens (B, S) behind a cache.
+    """`attend` and `rotate_by` for one trace over new tokens (B, S) that follow a cached past.
 
     `past` are keys and values (B, KV, C, D) of each layer in turn; `present` collects what the graph returns
     for them, in the same order.
@@ -72,7 +72,7 @@ class StandardCachedOperators:
         return one_node("Attention", inputs, attributes, like=query, version=STATIC_CACHE_OPSET)
 
     def _written(self, past: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        """The cache (B, KV, C, D) with the new tokens' states (B, KV, S, D) behind what was valid."""
+        """The cache (B, KV, C, D) with the new tokens' states (B, KV, S, D) after what was valid."""
         return one_node(
             "TensorScatter",
             [past, new, self._cache_length],
