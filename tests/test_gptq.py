@@ -12,13 +12,14 @@ import torch
 
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import export_checkpoint, quantize
+from edgelm_export.progress import Progress
 from edgelm_export.quantization import activation_stats
 from edgelm_export.quantization.activation_stats import ActivationStats
-from edgelm_export.quantization.block_layout import LEVELS, Blocks, divided, in_blocks, least_error, pack
+from edgelm_export.quantization.block_layout import blocks_of_4_bits
 from edgelm_export.quantization.gptq import gptq_blocks
 from edgelm_export.quantization.texts import LARGEST_TEXT, calibration_windows, evaluation_text
 from edgelm_runtime.engine.session import Session
-from edgelm_runtime.errors import ExportError
+from edgelm_runtime.errors import ExportError, OptionError
 from edgelm_runtime.model_file.metadata import read_model_file
 from edgelm_runtime.reports.verify import verify
 from tests.small_models import small_checkpoint, small_model
@@ -36,29 +37,21 @@ def inputs(rows: int, seed: int) -> np.ndarray:
     )
 
 
-def to_the_nearest(matrix: np.ndarray, size: int) -> Blocks:
-    """4-bit blocks with every weight rounded by itself: what GPTQ is to beat."""
-    blocks = in_blocks(matrix, size)
-    scales, zeros = least_error(blocks)
-    values = np.clip(np.rint(divided(blocks, scales)) + zeros[..., None], 0, LEVELS).astype(np.uint8)
-    return Blocks(4, size, matrix.shape[1], pack(values), scales, pack(zeros.astype(np.uint8)))
-
-
 @pytest.mark.parametrize("size", [16, 32, 64])
-def test_outputs_are_nearer_than_with_rounding_to_the_nearest(size: int) -> None:
+def test_outputs_are_nearer_than_with_rounding_blocks_of_4_bits(size: int) -> None:
     """On other inputs of the same kind; 88 inputs do not fill the last block of 64."""
     seen, unseen = inputs(500, 1), inputs(500, 2)
     fitted = gptq_blocks(MATRIX, seen.T @ seen / 500, size, "m")
-    nearest = to_the_nearest(MATRIX, size)
+    nearest = blocks_of_4_bits(MATRIX, size)
     assert (fitted.packed.shape, fitted.scales.shape) == (nearest.packed.shape, nearest.scales.shape)
     errors = [np.square(unseen @ (blocks.matrix() - MATRIX).T).mean() for blocks in (fitted, nearest)]
     assert errors[0] < 0.15 * errors[1]
     assert np.square(fitted.matrix() - MATRIX).mean() > np.square(nearest.matrix() - MATRIX).mean()
 
 
-def test_inputs_that_say_nothing_leave_rounding_to_the_nearest() -> None:
+def test_inputs_that_say_nothing_leave_rounding_blocks_of_4_bits() -> None:
     for moments_ in (np.zeros((88, 88), np.float32), np.eye(88, dtype=np.float32)):
-        fitted, nearest = gptq_blocks(MATRIX, moments_, 32, "m"), to_the_nearest(MATRIX, 32)
+        fitted, nearest = gptq_blocks(MATRIX, moments_, 32, "m"), blocks_of_4_bits(MATRIX, 32)
         np.testing.assert_array_equal(fitted.packed, nearest.packed)
         np.testing.assert_array_equal(fitted.scales, nearest.scales)
         np.testing.assert_array_equal(fitted.zero_points, nearest.zero_points)
@@ -131,7 +124,7 @@ def test_a_model_in_4_bits_keeps_more_of_its_choices(
     fitted = quantize(exact, tmp_path / "fitted.onnx", "int4", max_ppl_increase=1e3, min_agreement=0)
     monkeypatch.setattr(
         "edgelm_export.quantization.rounding.gptq_blocks",
-        lambda matrix, _, size, name: to_the_nearest(matrix, size),
+        lambda matrix, _, size, name: blocks_of_4_bits(matrix, size),
     )
     nearest = quantize(exact, tmp_path / "nearest.onnx", "int4", max_ppl_increase=1e3, min_agreement=0)
     assert fitted.top1_agreement > nearest.top1_agreement + 0.05
@@ -168,3 +161,26 @@ def test_a_search_rounds_each_matrix_once_for_each_size(
     assert sum("mlp.down" in line for line in report) > 1 and len(report) == 8
     assert len(rounded) == len(set(rounded)) == 16
     assert list(tmp_path.iterdir()) == [exact]
+
+
+def test_without_fitting_a_large_model_takes_less_time_and_loses_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No statistics are gathered; matrices go to the nearest level, in rows of int8 without smoothing."""
+    exact = tmp_path / "exact.onnx"
+    export_checkpoint(small_checkpoint(width=64), exact)
+    monkeypatch.setattr(ActivationStats, "_run", None)
+    for options in ({"dtype": "int4"}, {"dtype": "int8"}):
+        quantize(exact, tmp_path / "rough.onnx", **options, fit=False, max_ppl_increase=1e3, min_agreement=0)
+    with pytest.raises(OptionError, match="fit has no meaning for fp16"):
+        quantize(exact, tmp_path / "half.onnx", "fp16", fit=False)
+
+
+def test_progress_tells_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    clock = iter([0.0, 1.0, 6.0, 7.0, 300.0, 400.0])
+    monkeypatch.setattr("edgelm_export.progress.time.monotonic", lambda: next(clock))
+    progress = Progress(lines.append, "rounding", 5)
+    for _ in range(5):
+        progress.step()
+    assert lines == ["rounding: 2 of 5, about 9 s left", "rounding: 4 of 5, about 75 s left"]

@@ -11,6 +11,10 @@ import click
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+def _switch(context: click.Context, option: click.Parameter, value: str | None) -> bool | None:
+    return None if value is None else value == "on"
+
+
 def quantize_options(command: Command) -> Command:
     """Add the options of `edgelm_export.quantize`, which `edgelm export` has too. A value not given is None or auto."""
     for option in reversed((
@@ -37,6 +41,10 @@ def quantize_options(command: Command) -> Command:
         click.option(
             "--cache-dtype", type=click.Choice(["auto", "int8", "fp32"]), default="auto", show_default=True,
             help="Type of the KV cache. auto: int8 for int8 and int4, otherwise fp32.",
+        ),
+        click.option(
+            "--fit", type=click.Choice(["on", "off"]), callback=_switch, show_default="on",
+            help="Fit rounding to the calibration text. off is faster for large models and loses more.",
         ),
     )):  # fmt: skip
         command = option(command)

@@ -96,7 +96,7 @@ def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, repo
             answer = torch_answer(reference, config.vocab_size)
             sizes = ModelFile(config.to_dict(), None)
             cases = make_cases(answer, sizes, [p["ids"] for p in prompts], options.kv_cache)
-        parity = compare(cases, functools.partial(_open, new), options.atol)
+        parity = compare(cases, functools.partial(_open, new), options.atol, report=report)
         report(str(parity))
         entries[PARITY] = parity.to_dict()
         entries[GOLDEN] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgelm.config import ModelConfig
+from edgelm_export.progress import Progress, Report, quiet
 from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.engine.graph_inputs import empty_cache, needs_room, padded
 from edgelm_runtime.engine.session import Session
@@ -145,6 +146,7 @@ def compare(
     atol: float | None = None,
     against: str = "PyTorch",
     optimizations: Sequence[bool] = (False, True),
+    report: Report = quiet,
 ) -> ParityReport:
     """Hold a graph against the answers in `cases`, by default with graph optimisation off and on.
 
@@ -154,6 +156,7 @@ def compare(
     largest = max(float(np.abs(case.expected).max()) for case in cases)
     allowed = atol if atol is not None else TOLERANCE[against] * max(1.0, largest)
     worst, relative, agreed, positions = 0.0, 0.0, 0, 0
+    progress = Progress(report, "comparing", len(cases) * len(optimizations))
     for optimize in optimizations:
         session = open_session(optimize)
         for case in cases:
@@ -165,8 +168,9 @@ def compare(
             relative = max(relative, error / max(float(np.abs(case.expected).max()), 1e-30))
             agreed += int((found.argmax(-1) == case.expected.argmax(-1)).sum())
             positions += case.at.size
+            progress.step()
         session.close()
-    report = ParityReport(
+    result = ParityReport(
         len(cases), positions, max(len(row) for case in cases for row in case.rows),
         worst, relative, allowed, agreed / positions, tuple("on" if used else "off" for used in optimizations),
     )  # fmt: skip
@@ -175,7 +179,7 @@ def compare(
             f"the graph differs from {against} by {worst:.2e}, and {allowed:.2e} is allowed",
             "please report this model; --atol sets another limit",
         )
-    return report
+    return result
 
 
 def consistency(path: Path, model: ModelFile, paired: bool) -> ParityReport:

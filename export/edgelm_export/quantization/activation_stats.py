@@ -16,6 +16,7 @@ import onnx_ir as ir
 
 from edgelm_export.files.writer import write_graph
 from edgelm_export.passes.builder import Product, products
+from edgelm_export.progress import Progress, Report, quiet
 from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.atomic_files import scratch_folder
 from edgelm_runtime.engine.graph_inputs import empty_cache
@@ -33,9 +34,13 @@ class ActivationStats:
     """
 
     def __init__(
-        self, graph: Callable[[], ir.Model], windows: Callable[[], Sequence[Ids]], path: Path
+        self,
+        graph: Callable[[], ir.Model],
+        windows: Callable[[], Sequence[Ids]],
+        path: Path,
+        report: Report = quiet,
     ) -> None:
-        self._graph, self._windows, self._path = graph, windows, path
+        self._graph, self._windows, self._path, self._report = graph, windows, path, report
         self._moments: dict[str, Floats] = {}
 
     @functools.cached_property
@@ -53,6 +58,11 @@ class ActivationStats:
             group = next(group for group in self._groups if value in group)
             self._moments = self._mean(group, lambda rows: rows.T @ rows)
         return self._moments[value]
+
+    @property
+    def matrices(self) -> int:
+        """How many there are."""
+        return len(self._inputs)
 
     @functools.cached_property
     def _products(self) -> list[Product]:
@@ -99,9 +109,12 @@ class ActivationStats:
         write_graph(graph, path)
         session = Session(path, "cpu")
         try:
-            for ids in self._windows():
+            windows = self._windows()
+            progress = Progress(self._report, "activation statistics", len(windows))
+            for ids in windows:
                 feeds = {INPUT_IDS: ids[None], LOGITS_AT: np.arange(len(ids))[None]}
                 yield session.run(values, {**feeds, **empty_cache(session.inputs, 1, len(ids))})
+                progress.step()
         finally:
             session.close()
 

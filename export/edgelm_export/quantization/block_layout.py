@@ -47,11 +47,19 @@ class Blocks:
 
 
 def blocks_of_8_bits(matrix: Floats, block_size: int) -> Blocks:
-    """`matrix` (out, in) in 8-bit blocks of `block_size` inputs, every weight by itself. (4 bits: `gptq.py`.)"""
+    """`matrix` (out, in) in 8-bit blocks of `block_size` inputs, every weight by itself."""
     blocks = in_blocks(matrix, block_size)
     scales = np.abs(blocks).max(axis=-1) / np.float32(127)
     packed = np.rint(divided(blocks, scales)) + CENTRE
     return Blocks(8, block_size, matrix.shape[1], packed.astype(np.uint8), scales, None)
+
+
+def blocks_of_4_bits(matrix: Floats, block_size: int) -> Blocks:
+    """`matrix` (out, in) in 4-bit blocks of `block_size` inputs, every weight by itself. `gptq.py` does it better."""
+    blocks = in_blocks(matrix, block_size)
+    scales, zeros = least_error(blocks)
+    values = np.clip(np.rint(divided(blocks, scales)) + zeros[..., None], 0, LEVELS).astype(np.uint8)
+    return Blocks(4, block_size, matrix.shape[1], pack(values), scales, pack(zeros.astype(np.uint8)))
 
 
 def in_blocks(matrix: Floats, block_size: int) -> Floats:

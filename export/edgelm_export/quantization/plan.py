@@ -46,7 +46,8 @@ class Plan:
         if self.block_size:
             BlockQuantized(bits, self.block_size, reference.rounding)(graph)
         else:
-            Smoothed(reference.stats.input_sizes, keep=halved)(graph)
+            if reference.fit:
+                Smoothed(reference.stats.input_sizes, keep=halved)(graph)
             RowwiseInt8(keep=halved)(graph)
         attention = Int8Cache(reference.cache_ranges) if self.int8_cache else SteadyAttention()
         for step in (RowwiseInt8Embedding(), Float16Weights(only=halved), attention):

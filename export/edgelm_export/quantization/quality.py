@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_export.quantization.texts import EvaluationText
-from edgelm_runtime.arrays import Ids
+from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.logprobs import log_softmax
+
+LOGITS_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -70,9 +72,21 @@ def answers(decoder: Decoder, text: EvaluationText) -> Answers:
     logprobs, choices = [], []
     for window in text.windows:
         (logits,) = decoder([window[:-1]], [len(window) - 1])
-        logprobs.append(log_softmax(logits)[np.arange(len(window) - 1), window[1:]])
+        logprobs.append(_logprobs(logits, window[1:]))
         choices.append(logits.argmax(-1))
     return Answers(np.concatenate(logprobs), np.concatenate(choices))
+
+
+def _logprobs(logits: Floats, targets: Ids) -> NDArray[np.float64]:
+    """Log-probabilities (n,) of `targets` (n,), a few rows of `logits` (n, vocab) at a time: they are widened."""
+    rows = max(1, LOGITS_AT_ONCE // logits.shape[1])
+    parts = [
+        log_softmax(logits[start : start + rows])[
+            np.arange(len(targets[start : start + rows])), targets[start : start + rows]
+        ]
+        for start in range(0, len(targets), rows)
+    ]
+    return np.concatenate(parts)
 
 
 def compare_answers(text: EvaluationText, reference: Answers, found: Answers) -> Quality:

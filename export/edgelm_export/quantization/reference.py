@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from edgelm.config import ModelConfig
 from edgelm_export.files.reader import read_graph
+from edgelm_export.progress import Report, quiet
 from edgelm_export.quantization.activation_stats import ActivationStats
 from edgelm_export.quantization.int8_kv_cache import Ranges, cache_ranges
 from edgelm_export.quantization.precision import FP32
@@ -30,12 +31,14 @@ class Reference:
     """The float32 file `path`, of which only the metadata are read at once. The rest is found when it is asked for,
     once: what it answers to the evaluation text, and from the calibration text what rounding is fitted to.
 
-    What has to be written meanwhile goes into folders next to `output`. Raises OptionError where the file is not
-    float32.
+    What has to be written meanwhile goes into folders next to `output`. Without `fit` nothing is fitted. Raises
+    OptionError where the file is not float32.
     """
 
-    def __init__(self, path: Path, text: Path | None, output: Path) -> None:
-        self._path, self._text = path, text
+    def __init__(
+        self, path: Path, text: Path | None, output: Path, fit: bool = True, report: Report = quiet
+    ) -> None:
+        self._path, self._text, self.fit = path, text, fit
         with self._session() as session:
             self.file: ModelFile = read_model_file(session, str(path))
             self.entries = {
@@ -47,8 +50,8 @@ class Reference:
         dtype = self.file.dtype
         if dtype != FP32:
             raise OptionError(f"{path} is {dtype} already", "quantise the fp32 file")
-        self.stats = ActivationStats(self.graph, lambda: self._calibration, output)
-        self.rounding = Rounding(self.stats)
+        self.stats = ActivationStats(self.graph, lambda: self._calibration, output, report)
+        self.rounding = Rounding(self.stats, fit, report)
 
     @contextmanager
     def _session(self) -> Iterator[Session]:

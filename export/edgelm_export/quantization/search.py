@@ -48,7 +48,7 @@ def quantize(
     if asked is None:
         raise OptionError(f"{path} is to become {dtype}", f"choose from {', '.join(PRECISIONS)}")
     report = unfailing(report)
-    reference = Reference(path, asked.text, output)
+    reference = Reference(path, asked.text, output, asked.fit, report)
     cached = reference.cached
     asked.check_file(cached)
     first = Plan(asked.precision, asked.first_block_size(cached), asked.int8_cache(cached))
