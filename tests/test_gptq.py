@@ -49,7 +49,7 @@ def test_outputs_are_nearer_than_with_rounding_blocks_of_4_bits(size: int) -> No
     assert np.square(fitted.matrix() - MATRIX).mean() > np.square(nearest.matrix() - MATRIX).mean()
 
 
-def test_inputs_that_say_nothing_leave_rounding_blocks_of_4_bits() -> None:
+def test_inputs_that_say_nothing_leave_rounding_to_the_nearest() -> None:
     for moments_ in (np.zeros((88, 88), np.float32), np.eye(88, dtype=np.float32)):
         fitted, nearest = gptq_blocks(MATRIX, moments_, 32, "m"), blocks_of_4_bits(MATRIX, 32)
         np.testing.assert_array_equal(fitted.packed, nearest.packed)
