@@ -38,7 +38,7 @@ def inputs(rows: int, seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])
-def test_outputs_are_nearer_than_with_rounding_blocks_of_4_bits(size: int) -> None:
+def test_outputs_are_nearer_than_with_rounding_to_the_nearest(size: int) -> None:
     """On other inputs of the same kind; 88 inputs do not fill the last block of 64."""
     seen, unseen = inputs(500, 1), inputs(500, 2)
     fitted = gptq_blocks(MATRIX, seen.T @ seen / 500, size, "m")
