@@ -22,6 +22,8 @@ from edgelm.importers.generation import DroppedSettingWarning
 from edgelm.importers.huggingface.defaults import DEFAULTS
 from edgelm.importers.huggingface.families import FAMILIES, LAYERS
 from edgelm.importers.settings import Settings
+from edgelm_export import export_checkpoint
+from edgelm_runtime import load
 from edgelm_runtime.errors import CheckpointError, ConfigError, EdgelmError, TokenizerError
 from edgelm_runtime.generation.options import defaults_from_file, split_options
 
@@ -236,6 +238,31 @@ def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
     compare(checkpoint, model)
     save_checkpoint(checkpoint, tmp_path / "out")
     compare(load_checkpoint(tmp_path / "out"), model)
+
+
+# One of each family whose graph is not that of another.
+EXPORTED = ["phi3 partial rotary, window", "phi3 longrope", "smollm3 windows", "gemma", "gemma2", "granite tied, biases",
+            "olmo2", "olmo3", "exaone4 windows", "stablelm parallel", "phi grouped, normed", "starcoder2", "helium",
+            "ernie4_5", "gpt_neox odd rotary width"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize("kv_cache", [False, True], ids=["whole windows", "cache"])
+def test_is_exported_as_transformers_has_it(name: str, kv_cache: bool, tmp_path: Path) -> None:
+    """The exporter compares with PyTorch by itself; here logits and greedy text are the reference's."""
+    model = build(name)
+    model.save_pretrained(tmp_path / "hf")
+    checkpoint = load_source(tmp_path / "hf", tokenizer="none")
+    checkpoint.generation["end_ids"] = []
+    export_checkpoint(checkpoint, tmp_path / "m.onnx", kv_cache=kv_cache)
+    prompt = torch.randint(0, VOCAB, (1, 12), generator=torch.Generator().manual_seed(4))
+    text = model.generate(prompt, max_new_tokens=12, do_sample=False, eos_token_id=None, pad_token_id=0)
+    with load(tmp_path / "m.onnx") as lm, torch.no_grad():
+        expected = model(prompt).logits[0]
+        torch.testing.assert_close(
+            torch.from_numpy(lm.logits(prompt[0].tolist())), expected, atol=1e-4, rtol=1e-4
+        )
+        assert lm.generate(prompt[0].tolist(), max_new_tokens=12).token_ids == text[0, 12:].tolist()
 
 
 @pytest.mark.parametrize("name", ["llama rope llama3", "gpt_neox", "gemma3_text", "mistral window"])
