@@ -15,6 +15,7 @@ from typing import Any
 from edgelm.config import ModelConfig, RopeScaling
 from edgelm.importers import weight_names as names
 from edgelm.importers.gguf.parts import GgufModel
+from edgelm.importers.notices import shortened
 from edgelm.importers.settings import Settings
 from edgelm.importers.weight_rules import Family, Weights
 from edgelm_runtime.errors import CheckpointError
@@ -247,7 +248,10 @@ def _longrope(settings: Settings, weights: Weights) -> Fields:
         kind="divisors", factor=1.0, divisors=_divisors(weights, "rope_factors_short.weight"),
         attention_factor=settings.positive("rope.scaling.attn_factor", 1.0),
     )  # fmt: skip
-    return {"rope_scaling": scaling, "context_length": min(longest, original)}
+    return {
+        "rope_scaling": scaling,
+        "context_length": shortened(longest, min(longest, original), settings.source),
+    }
 
 
 def _divisors(weights: Weights, name: str) -> tuple[float, ...]:

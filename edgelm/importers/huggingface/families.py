@@ -195,6 +195,17 @@ def _granite(settings: Settings, weights: Weights, layers: int) -> Fields:
     }  # fmt: skip
 
 
+def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
+    residual = settings.positive("scale_depth") / math.sqrt(layers)
+    divisor = settings.whole("hidden_size") / settings.whole("dim_model_base")
+    return _llama(settings, weights, layers) | {
+        "embedding_scale": settings.positive("scale_emb"),
+        "factors": {
+            "blocks.{i}.attention.out": residual, "blocks.{i}.mlp.down": residual, "final_norm": 1 / divisor,
+        },
+    }  # fmt: skip
+
+
 def _olmo2(settings: Settings, weights: Weights, layers: int) -> Fields:
     after = {"pre_norm": False, "post_norm": True}
     return _llama(settings, weights, layers) | {**after, "query_key_norm": True, "query_key_norm_joint": True}
@@ -290,6 +301,7 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "phi3": (names.PHI3, _windowed),
     "smollm3": (names.LLAMA, _smollm3),
     "granite": (names.LLAMA, _granite),
+    "minicpm": (names.LLAMA, _minicpm),
     "olmo2": (names.NORMS_AFTER, _olmo2),
     "olmo3": (names.NORMS_AFTER, _olmo3),
     "exaone4": (names.NORMS_AFTER, _exaone4),
