@@ -75,7 +75,7 @@ def save_checkpoint(
     """
     _refuse_other(folder)
     with replaced_folder(folder) as new:
-        about = {
+        about: dict[str, Any] = {
             "model": checkpoint.config.to_dict(),
             "generation": checkpoint.generation,
             "origin": checkpoint.origin,

@@ -109,6 +109,7 @@ GPT_NEOX = Family(
 
 
 _ATTENTION = "layers.{i}.self_attn."
+_QKV = tuple(_ATTENTION + part for part in ("q_proj", "k_proj", "v_proj"))
 _NORM_BEFORE_MLP = _both("blocks.{i}.mlp_norm", "layers.{i}.post_attention_layernorm")
 _UP = ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj")
 
@@ -116,7 +117,7 @@ _UP = ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj")
 def _llama(
     norms: tuple[Rule, ...] = _NORM_BEFORE_MLP,
     norm: Arrange = join,
-    qkv: tuple[str, ...] = tuple(_ATTENTION + part for part in ("q_proj", "k_proj", "v_proj")),
+    qkv: tuple[str, ...] = _QKV,
     order: Arrange = join,
     out: str = _ATTENTION + "o_proj",
     up: tuple[str, ...] = _UP,
