@@ -31,6 +31,7 @@ from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm_runtime.atomic_files import place, sync
 from edgelm_runtime.errors import CheckpointError, EdgelmError, OutputError
+from edgelm_runtime.git_lfs import refuse_pointer
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
@@ -74,11 +75,13 @@ def save_checkpoint(
     """
     _refuse_other(folder)
     with replaced_folder(folder) as new:
-        about = {
+        about: dict[str, Any] = {
             "model": checkpoint.config.to_dict(),
             "generation": checkpoint.generation,
             "origin": checkpoint.origin,
         }
+        if checkpoint.tokenizer is not None:
+            about["tokenizer_sha256"] = checkpoint.tokenizer.digest
         (new / CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
         save_tensors(save_file, _stored_weights(checkpoint.model), new / WEIGHTS)
         # safetensors makes its file for the owner alone; whoever may read the rest may read the weights.
@@ -100,7 +103,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     try:
         about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         config = ModelConfig.from_dict(about["model"])
-        tokenizer = load_tokenizer(folder / TOKENIZER) if (folder / TOKENIZER).exists() else None
+        tokenizer = _own_tokenizer(folder, about.get("tokenizer_sha256"))
+        refuse_pointer(folder / WEIGHTS)
         weights = load_file(folder / WEIGHTS)
         held_out = _held_out(folder / HELD_OUT)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
@@ -109,6 +113,25 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         raise CheckpointError(f"{folder} is not a readable checkpoint: {error}") from error
     model = build_model(config, weights, str(folder))
     return Checkpoint(model.eval(), tokenizer, about.get("generation", {}), about.get("origin", {}), held_out)
+
+
+def _own_tokenizer(folder: Path, digest: str | None) -> Tokenizer | None:
+    """The tokenizer of a checkpoint, None for a model of ids only.
+
+    Raises CheckpointError where it is not the one that the model was saved with: every id would mean something else.
+    Checkpoints of before the digest have none.
+    """
+    if not (folder / TOKENIZER).exists():
+        if digest is not None:
+            raise CheckpointError(f"{folder} lacks its {TOKENIZER}", "get the whole folder again")
+        return None
+    tokenizer = load_tokenizer(folder / TOKENIZER)
+    if digest is not None and tokenizer.digest != digest:
+        raise CheckpointError(
+            f"{folder / TOKENIZER} is not the tokenizer that the model was saved with",
+            "put that one back",
+        )
+    return tokenizer
 
 
 def read_origin(folder: Path) -> dict[str, Any]:

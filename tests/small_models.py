@@ -36,6 +36,10 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "post_norm": True, "embedding_scale": 4.9, "attention_scale": 0.3, **LLAMA,
     },
     "soft caps": {"attention_softcap": 5.0, "logit_softcap": 3.0, "sliding_window": 3, **LLAMA},
+    "norms after": {
+        "pre_norm": False, "post_norm": True, "query_key_norm": True, "query_key_norm_joint": True, "num_kv_heads": 2,
+        "rotary_layers": (True, False), **LLAMA,
+    },
     "parallel": {"parallel_residual": True, "position": "rotary", "rotary_dim": 2, "activation": "gelu"},
 }  # fmt: skip
 

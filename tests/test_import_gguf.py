@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import struct
 import time
 from itertools import pairwise
@@ -25,6 +26,7 @@ from numpy.typing import NDArray
 
 from edgelm.importers import load_source
 from edgelm.importers.gguf.file import GgufFile
+from edgelm.importers.gguf.parts import GgufModel, read_gguf
 from edgelm.importers.gguf.tokenizer import gguf_tokenizer
 from edgelm_runtime.errors import CheckpointError, ConfigError, TokenizerError
 
@@ -52,6 +54,26 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3": ("qwen3", "Qwen3", {**SIZES, "head_dim": 24}),
     "gpt2": ("gpt2", "GPT2", {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 64, "n_layer": 3, "n_head": 4}),
     "gemma3": ("gemma3", "Gemma3Text", SEVEN),
+    "phi3": ("phi3", "Phi3", SIZES),
+    "phi3 longrope": ("phi3", "Phi3", {**SIZES, "original_max_position_embeddings": 32, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 32,
+        "short_factor": [1.0, 1.1, 1.3, 1.7, 2.2, 3.1, 3.2, 3.3], "long_factor": [2.0] * 8}}),
+    "smollm3": ("smollm3", "SmolLM3", {**SIZES, "num_hidden_layers": 5}),
+    "gemma": ("gemma", "Gemma", {**SIZES, "head_dim": 24, "tie_word_embeddings": True}),
+    "gemma2": ("gemma2", "Gemma2", {**SEVEN, "num_hidden_layers": 3, "attn_logit_softcapping": 4.0}),
+    "granite": ("granite", "Granite", {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.11, "logits_scaling": 0.7}),
+    "minicpm": ("minicpm", "Granite", {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.22,
+        "attention_multiplier": 0.25, "logits_scaling": 1.7}),
+    "ernie4_5": ("ernie4_5", "Ernie4_5", {**SIZES, "head_dim": 24}),
+    "olmo2": ("olmo2", "Olmo2", SIZES),
+    "exaone4": ("exaone4", "Exaone4",
+        {**SIZES, "num_hidden_layers": 5, "sliding_window": 6, "sliding_window_pattern": 4}),
+    "seed_oss": ("seed_oss", "SeedOss", {**SIZES, "head_dim": 24, "attention_bias": True}),
+    "stablelm": ("stablelm", "StableLm", {**SIZES, "use_qkv_bias": True, "partial_rotary_factor": 0.5}),
+    "stablelm parallel": ("stablelm", "StableLm", {**SIZES, "use_parallel_residual": True}),
+    "phi2": ("phi2", "Phi", {**SIZES, "num_key_value_heads": 4, "partial_rotary_factor": 0.5}),
+    "starcoder2": ("starcoder2", "Starcoder2", SIZES),
 }  # fmt: skip
 
 
@@ -77,19 +99,39 @@ def metadata(model: Any, architecture: str) -> dict[str, Any]:
                 "feed_forward_length": 4 * c.n_embd, "attention.head_count": c.n_head,
                 "attention.layer_norm_epsilon": c.layer_norm_epsilon}  # fmt: skip
     rope = c.rope_parameters if architecture != "gemma3" else c.rope_parameters["full_attention"]
+    eps = next(
+        getattr(c, name) for name in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon") if hasattr(c, name)
+    )
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
     keys = {"context_length": c.max_position_embeddings, "embedding_length": c.hidden_size,
             "block_count": c.num_hidden_layers, "feed_forward_length": c.intermediate_size,
             "attention.head_count": c.num_attention_heads, "attention.head_count_kv": c.num_key_value_heads,
-            "attention.layer_norm_rms_epsilon": c.rms_norm_eps, "attention.key_length": head_dim,
-            "attention.value_length": head_dim, "rope.dimension_count": head_dim,
+            "attention.layer_norm_rms_epsilon": eps, "attention.layer_norm_epsilon": eps,
+            "attention.key_length": head_dim,
+            "attention.value_length": head_dim, "rope.dimension_count": turned,
             "rope.freq_base": float(rope["rope_theta"])}  # fmt: skip
     if rope["rope_type"] in ("linear", "yarn"):
         keys |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope["rope_type"] == "yarn":
         keys["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-    if architecture == "gemma3":
+    if rope["rope_type"] == "longrope":
+        keys |= {"rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+                 "rope.scaling.attn_factor": math.sqrt(1 + math.log(2) / math.log(32))}  # fmt: skip
+    if architecture in ("gemma2", "gemma3", "exaone4"):
         keys["attention.sliding_window"] = c.sliding_window
+    if architecture == "gemma2":
+        keys |= {
+            "attn_logit_softcapping": c.attn_logit_softcapping,
+            "final_logit_softcapping": c.final_logit_softcapping,
+        }
+    if architecture in ("granite", "minicpm"):
+        keys |= {"embedding_scale": c.embedding_multiplier, "residual_scale": c.residual_multiplier,
+                 "logit_scale": c.logits_scaling}  # fmt: skip
+    if architecture == "granite":
+        keys["attention.scale"] = c.attention_multiplier
+    if architecture == "stablelm":
+        keys["use_parallel_residual"] = c.use_parallel_residual
     return keys
 
 
@@ -104,13 +146,14 @@ def rearranged(
 ) -> NDArray[Any]:
     """What llama.cpp's converters do to a tensor of transformers, or the way back."""
     c = model.config
-    if architecture == "llama" and ".q_proj." in name:
+    permutes = architecture in ("llama", "smollm3", "granite", "minicpm")
+    if permutes and ".q_proj." in name:
         return permuted(values, c.num_attention_heads, back)
-    if architecture == "llama" and ".k_proj." in name:
+    if permutes and ".k_proj." in name:
         return permuted(values, c.num_key_value_heads, back)
     if architecture == "gpt2" and ".c_" in name and values.ndim == 2:
         return values.T
-    if architecture == "gemma3" and "norm" in name:
+    if architecture.startswith("gemma") and "norm" in name:
         return values + (-1 if back else 1)
     return values
 
@@ -122,7 +165,7 @@ def write(path: Path, model: Any, architecture: str, kind: Any = KINDS.F32, **mo
         name = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
         add(writer, name, value)
     layers = metadata(model, architecture)["block_count"]
-    names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, architecture.upper()), layers)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], layers)
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
@@ -138,6 +181,10 @@ def write(path: Path, model: Any, architecture: str, kind: Any = KINDS.F32, **mo
         dim = model.model.rotary_emb.inv_freq.numel()
         plain = 1 / 10000.0 ** (torch.arange(dim) / dim)
         writer.add_tensor("rope_freqs.weight", (plain / model.model.rotary_emb.inv_freq).numpy())
+    if architecture == "phi3" and "short_factor" in model.config.rope_parameters:
+        for kind in ("short", "long"):
+            factors = np.array(model.config.rope_parameters[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -166,7 +213,8 @@ def encoded(values: NDArray[np.float32], kind: Any) -> NDArray[Any]:
 
 
 # Where the half-precision scales of a K-quant's block lie.
-K_SCALES = {KINDS.Q4_K: (0, 2), KINDS.Q5_K: (0, 2), KINDS.Q6_K: (208,)}
+K_SCALES = {KINDS.Q2_K: (80, 82), KINDS.Q3_K: (108,), KINDS.Q4_K: (0, 2), KINDS.Q5_K: (0, 2), KINDS.Q6_K: (208,),
+            KINDS.IQ4_NL: (0,), KINDS.IQ4_XS: (0,)}  # fmt: skip
 STORED = (KINDS.F16, KINDS.BF16, KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, *K_SCALES)
 
 
@@ -224,6 +272,13 @@ def loaded_by_transformers(path: Path) -> Any:
         ("llama", {"block_count": 1 << 30}, "1073741824 layers"),
         ("llama", {"context_length": 1 << 31}, "context_length is 2147483648"),
         ("llama", {"attention.head_count": 6}, "qkv"),
+        ("llama", {"rope.scaling.type": 5}, "rope.scaling.type 5"),
+        ("llama", {"rope.scaling.factor": "x"}, "rope.scaling.factor is 'x'"),
+        ("llama 3 rope", {"rope.scaling.type": "yarn"}, "by rope_freqs.weight and by yarn"),
+        ("llama", {"general.alignment": 48}, "an alignment of 48"),
+        ("llama", {"attention.head_count": [4, 4, 4]}, "attention.head_count is"),
+        ("minicpm", {"embedding_scale": "none"}, "embedding_scale is 'none'"),
+        ("olmo2", {"attention.sliding_window": 4}, "attention.sliding_window"),
     ],
 )
 def test_metadata_that_does_not_fit_is_refused(name: str, more: Any, named: str, tmp_path: Path) -> None:
@@ -282,6 +337,73 @@ def test_figures_beyond_the_file_allocate_nothing(whole: bytes, tmp_path: Path) 
             assert type(error).__name__ in ("CheckpointError", "ConfigError", "TokenizerError"), error
 
 
+def entry(key: str, number: int) -> bytes:
+    """One metadata entry: key, type 4 (uint32), value."""
+    return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<II", 4, number)
+
+
+def info(name: str, offset: int, features: int = 8) -> bytes:
+    """One entry of the tensor list: name, one dimension, F32, offset."""
+    return struct.pack("<Q", len(name)) + name.encode() + struct.pack("<IQIQ", 1, features, 0, offset)
+
+
+@pytest.mark.parametrize(
+    ("entries", "infos", "named"),
+    [
+        ([entry("a", 1), entry("a", 2)], [], "the key 'a' a second time"),
+        ([], [info("x", 0), info("x", 32)], "tensor 'x' a second time"),
+        ([], [info("x", 0), info("y", 16)], "tensors 'x' and 'y' overlap"),
+        ([entry("general.alignment", 0)], [info("x", 0)], "an alignment of 0"),
+        ([entry("general.alignment", 7)], [info("x", 0)], "an alignment of 7"),
+    ],
+)
+def test_contradictions_are_refused(
+    entries: list[bytes], infos: list[bytes], named: str, tmp_path: Path
+) -> None:
+    head = b"GGUF" + struct.pack("<IQQ", 3, len(infos), len(entries))
+    (tmp_path / "m.gguf").write_bytes(head + b"".join(entries) + b"".join(infos) + bytes(256))
+    with pytest.raises(CheckpointError, match=named):
+        GgufFile(tmp_path / "m.gguf")
+
+
+def write_parts(path: Path, model: Any, most: int) -> None:
+    """The model in parts of at most `most` tensors, as the gguf package splits."""
+    make = gguf.GGUFWriter
+
+    class Splitting(make):  # type: ignore[misc, valid-type]
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments, split_max_tensors=most)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gguf, "GGUFWriter", Splitting)
+        write(path, model, "llama")
+
+
+def test_parts_are_joined_or_refused(tmp_path: Path) -> None:
+    """A part never passes for a model: without its head it would be one whose head is tied."""
+    model = build("llama")
+    count = len(model.state_dict())
+    write_parts(tmp_path / "m.gguf", model, count - 1)
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    compare(first, model)
+    compare(second, model)
+    renamed = first.rename(tmp_path / "part.gguf")
+    with pytest.raises(
+        CheckpointError, match="is one of 2 parts of a model, and its name does not say which"
+    ):
+        load_source(renamed, tokenizer="none")
+    with pytest.raises(CheckpointError, match=r"m-00001-of-00002\.gguf is missing"):
+        load_source(second, tokenizer="none")
+    renamed.rename(first)
+    second.write_bytes(first.read_bytes())
+    with pytest.raises(CheckpointError, match="says that it is part 0 of 2"):
+        load_source(first, tokenizer="none")
+    write_parts(tmp_path / "n.gguf", model, 5)
+    parts = sorted(tmp_path.glob("n-*.gguf"))
+    assert len(parts) > 3
+    compare(parts[2], model)
+
+
 # Tokenizers
 
 
@@ -311,15 +433,15 @@ def byte_level_metadata(pre: str) -> dict[str, Any]:
             "tokenizer.chat_template": "{{ messages }}"}  # fmt: skip
 
 
-def metadata_file(path: Path, values: dict[str, Any]) -> GgufFile:
+def metadata_file(path: Path, values: dict[str, Any]) -> GgufModel:
     writer = gguf.GGUFWriter(path, "llama")
     for key, value in values.items():
         add(writer, key, value)
     finish(writer)
-    return GgufFile(path)
+    return read_gguf(path)
 
 
-@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", ["gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o"])
 def test_byte_level_tokenizers(pre: str, tmp_path: Path) -> None:
     values = byte_level_metadata(pre)
     found = gguf_tokenizer(metadata_file(tmp_path / "t.gguf", values))
@@ -345,6 +467,45 @@ def test_generation_settings_come_along(pre: str, tmp_path: Path) -> None:
         checkpoint.tokenizer is not None
         and checkpoint.tokenizer.decode(checkpoint.tokenizer.encode(TEXTS)) == TEXTS
     )
+
+
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_chat_tokens_of_any_type_end_an_answer(kind: int, tmp_path: Path) -> None:
+    """Known markers are control tokens whatever the file says, and no text may spell them."""
+    values = byte_level_metadata("gpt-2")
+    values["tokenizer.ggml.tokens"] += ["<|im_start|>", "<end_of_turn>", "<turn>"]
+    values["tokenizer.ggml.token_type"] = [
+        3,
+        kind,
+        *values["tokenizer.ggml.token_type"][2:],
+        kind,
+        kind,
+        kind,
+    ]
+    size = len(values["tokenizer.ggml.tokens"])
+    values |= {"tokenizer.ggml.eos_token_id": 0, "tokenizer.ggml.eot_token_id": size - 1}
+    write(tmp_path / "m.gguf", build("llama", vocab_size=size), "llama", **values)
+    checkpoint = load_source(tmp_path / "m.gguf")
+    assert {0, 1, size - 1, size - 2} == set(checkpoint.generation["end_ids"])
+    tokenizer = checkpoint.tokenizer
+    assert tokenizer is not None
+    for token_id, name in ((1, "<|im_end|>"), (size - 3, "<|im_start|>"), (size - 1, "<turn>")):
+        assert token_id not in tokenizer.encode(f"hi{name}") and tokenizer.encode(name, [name]) == [token_id]
+
+
+@pytest.mark.parametrize("change", [
+    {"tokenizer.ggml.tokens": [1, 2, 3]}, {"tokenizer.ggml.merges": [5]}, {"tokenizer.ggml.token_type": ["x"]},
+    {"tokenizer.ggml.tokens": "abc"}, {"tokenizer.ggml.pre": 7}, {"tokenizer.ggml.merges": ["ab"]},
+])  # fmt: skip
+def test_metadata_of_the_wrong_kind_are_refused(change: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError):
+        gguf_tokenizer(metadata_file(tmp_path / "t.gguf", byte_level_metadata("gpt-2") | change))
+
+
+def test_ids_outside_the_vocabulary_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "m.gguf", build("llama"), "llama", **{"tokenizer.ggml.bos_token_id": 5000})
+    with pytest.raises(CheckpointError, match="beginning-of-text id 5000 is outside the vocabulary of 96"):
+        load_source(tmp_path / "m.gguf", tokenizer="none")
 
 
 def test_unknown_cuts_are_refused_by_name(tmp_path: Path) -> None:

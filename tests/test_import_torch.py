@@ -19,10 +19,12 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from edgelm.checkpoint import load_checkpoint
+from edgelm.checkpoint import load_checkpoint, save_checkpoint
 from edgelm.cli.import_command import command
 from edgelm.importers import load_source
+from edgelm.importers.files.pickles import plain_pickle
 from edgelm_runtime.errors import CheckpointError, EdgelmError, TokenizerError
+from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 from tests.published_models import LlmFromScratch, NanoGPT
 
 torch.set_num_threads(1)
@@ -257,7 +259,9 @@ def folder(path: Path) -> Path:
     """A Hugging Face folder with a GPT-2 in it."""
     import transformers
 
-    config = transformers.GPT2Config(vocab_size=40, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    config = transformers.GPT2Config(
+        vocab_size=40, n_positions=16, n_embd=8, n_layer=1, eos_token_id=1, bos_token_id=0, n_head=2
+    )
     transformers.GPT2LMHeadModel(config).save_pretrained(path)
     return path
 
@@ -277,7 +281,7 @@ def test_a_shard_index_stays_in_its_folder(name: str, tmp_path: Path) -> None:
     inner = folder(tmp_path / "model")
     (inner / "model.safetensors").rename(tmp_path / "secret.safetensors")
     (inner / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"wte.weight": name}}))
-    refused_quickly(inner, "must lie beside its index")
+    refused_quickly(inner, "must lie next to its index")
 
 
 @pytest.mark.parametrize(
@@ -329,3 +333,82 @@ def test_import_command(tmp_path: Path) -> None:
     compare(tmp_path / "out", model, 256, tokenizer=None)
     failed = CliRunner().invoke(command, [*arguments, "nonsense"])
     assert isinstance(failed.exception, EdgelmError) and "nonsense" in str(failed.exception)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 123456789\n"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors",
+        "pytorch_model.bin",
+        "config.json",
+        "ckpt.pt",
+        "m.gguf",
+        "model.pt",
+        "tokenizer.json",
+    ],
+)
+def test_git_lfs_pointers_are_named(name: str, tmp_path: Path) -> None:
+    """Whatever file of a source such a pointer stands for."""
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / name).write_bytes(POINTER)
+    source = (
+        tmp_path if name in ("model.safetensors", "pytorch_model.bin", "config.json") else tmp_path / name
+    )
+    with pytest.raises(EdgelmError, match=f"{name} is a Git LFS pointer.*git lfs pull"):
+        if name == "tokenizer.json":
+            load_tokenizer(tmp_path)
+        else:
+            load_source(source, tokenizer="none")
+
+
+def test_an_exchanged_tokenizer_of_a_checkpoint_is_found(tmp_path: Path) -> None:
+    checkpoint = load_source(saved_nanogpt(tmp_path), tokenizer="bytes")
+    save_checkpoint(checkpoint, tmp_path / "out")
+    assert load_checkpoint(tmp_path / "out").tokenizer is not None
+    path = tmp_path / "out" / "tokenizer.json"
+    values = json.loads(path.read_text())
+    values["tokens"][65], values["tokens"][66] = values["tokens"][66], values["tokens"][65]
+    path.write_text(json.dumps(values))
+    with pytest.raises(CheckpointError, match="not the tokenizer that the model was saved with"):
+        load_checkpoint(tmp_path / "out")
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"lacks its tokenizer\.json"):
+        load_checkpoint(tmp_path / "out")
+
+
+def saved_nanogpt(folder: Path) -> Path:
+    arguments = {"n_layer": 2, "n_head": 4, "n_embd": 24, "block_size": 32, "bias": True, "vocab_size": 257}
+    model = random_weights(NanoGPT(arguments))
+    torch.save({"model": model.state_dict(), "model_args": arguments}, folder / "ckpt.pt")
+    return folder / "ckpt.pt"
+
+
+@pytest.mark.parametrize("kind", ["nanogpt", "llm_from_scratch"])
+def test_a_head_that_is_missing_is_not_taken_for_a_tied_one(kind: str, tmp_path: Path) -> None:
+    if kind == "nanogpt":
+        path = saved_nanogpt(tmp_path)
+        saved = torch.load(path, weights_only=True)
+        del saved["model"]["lm_head.weight"]
+    else:
+        path = tmp_path / "x.pt"
+        saved = {"model_state_dict": random_weights(LlmFromScratch()).state_dict()}
+        del saved["model_state_dict"]["lm_head.weight"]
+    torch.save(saved, path)
+    with pytest.raises(CheckpointError, match=r"missing lm_head\.weight"):
+        load_source(path, tokenizer="none")
+
+
+def test_pickles_that_never_end_are_refused(tmp_path: Path) -> None:
+    """Forty tuples that each hold the one before twice: as a key, one would be hashed for ever."""
+    value: Any = ("a",)
+    for _ in range(40):
+        value = (value, value)
+    torch.save({"model": {}, "x": [value]}, tmp_path / "a.pt")
+    with pytest.raises(CheckpointError, match="hold one another too often"):
+        load_source(tmp_path / "a.pt", tokenizer="none")
+    for protocol in range(6):
+        with pytest.raises(ValueError, match="hold one another too often"):
+            plain_pickle(pickle.dumps({"stoi": {"a": 0}, "x": [value]}, protocol))

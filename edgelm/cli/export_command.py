@@ -49,8 +49,10 @@ def command(source: str, output: Path | None, outputs: str, tokenizer: str | Non
 
     names = tuple(filter(None, (name.strip() for name in outputs.split(","))))
     check_options(outputs=names, **options)  # before the source is read, which may take a while
+    from edgelm.cli.options import show_warnings_plainly
     from edgelm.importers import load_source
 
+    show_warnings_plainly()
     checkpoint = load_source(source, tokenizer)
     path = output or Path(Path(source.rstrip("/")).resolve().name + ".onnx")
     export_checkpoint(checkpoint, path, outputs=names, report=click.echo, **options)

@@ -23,8 +23,10 @@ def command(source: str, out: Path, tokenizer: str | None, adapter: str | None) 
     train-llm-from-scratch; which one follows from its contents.
     """
     from edgelm.checkpoint import save_checkpoint
+    from edgelm.cli.options import show_warnings_plainly
     from edgelm.importers import load_source
 
+    show_warnings_plainly()
     checkpoint = load_source(source, tokenizer, adapter)
     save_checkpoint(checkpoint, out)
     config = checkpoint.config

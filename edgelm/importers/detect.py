@@ -5,7 +5,7 @@ folder with config.json and "model_type"        Hugging Face
 folder with ckpt.pt                             nanoGPT's output folder
 file that begins with "GGUF"                    llama.cpp
 file of torch.save                              nanoGPT or train-llm-from-scratch, by its keys
-org/name that is not here                       Hugging Face hub
+org/name or org/name@revision, not a path       Hugging Face hub
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm_runtime.errors import CheckpointError
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# org/name, or org/name@revision: a branch, a tag or a commit.
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w.-][\w./-]*)?")
 
 
 def load_source(
@@ -49,7 +50,8 @@ def load_source(
         checkpoint = load_huggingface(download(str(source)), choice)
     else:
         raise CheckpointError(
-            f"there is no {source}", "give a file, a folder, or org/name of a model on the hub"
+            f"there is no {source}",
+            "give a file, a folder, or org/name (or org/name@revision) of a model on the hub",
         )
     ids = checkpoint.tokenizer.vocab_size if checkpoint.tokenizer else checkpoint.config.vocab_size
     if choice.requested is not None:

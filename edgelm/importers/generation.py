@@ -1,26 +1,13 @@
-"""Generation settings of a source, checked: ids are the model's, values are such as the runtime takes.
-
-What cannot be carried over is named in a warning, since dropping it may change what the model writes.
-"""
+"""Generation settings of a source, checked: ids are the model's, values are such as the runtime takes."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from edgelm.importers.notices import dropped
 from edgelm_runtime.errors import CheckpointError, OptionError
 from edgelm_runtime.generation.options import defaults_from_file, split_options
-
-
-class DroppedSettingWarning(UserWarning):
-    """A setting of the source that the imported model does not have."""
-
-
-def dropped(source: str, settings: Iterable[str]) -> None:
-    """Warn of settings that are left out, if there are any."""
-    if settings := list(settings):
-        warnings.warn(f"{source}: left out {'; '.join(settings)}", DroppedSettingWarning, stacklevel=2)
 
 
 def usable(options: Mapping[str, Any], source: str) -> dict[str, Any]:

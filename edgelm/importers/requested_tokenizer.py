@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from edgelm.importers.files.safe_files import has, read_json
-from edgelm.importers.gguf.file import GgufFile
+from edgelm.importers.gguf.parts import read_gguf
 from edgelm.importers.gguf.tokenizer import gguf_tokenizer
 from edgelm.importers.huggingface.tokenizer import folder_tokenizer
 from edgelm.importers.pytorch.nanogpt import character_tokenizer
@@ -39,7 +39,7 @@ def read_tokenizer(name: str, rows: int | None = None) -> ImportedTokenizer:
     if path.is_file():
         with path.open("rb") as file:
             if file.read(4) == b"GGUF":
-                return gguf_tokenizer(GgufFile(path), rows)
+                return gguf_tokenizer(read_gguf(path), rows)
         values = read_json(path)
         if is_huggingface(values):
             return convert(values, str(path), rows)

@@ -109,6 +109,7 @@ GPT_NEOX = Family(
 
 
 _ATTENTION = "layers.{i}.self_attn."
+_QKV = tuple(_ATTENTION + part for part in ("q_proj", "k_proj", "v_proj"))
 _NORM_BEFORE_MLP = _both("blocks.{i}.mlp_norm", "layers.{i}.post_attention_layernorm")
 _UP = ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj")
 
@@ -116,7 +117,7 @@ _UP = ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj")
 def _llama(
     norms: tuple[Rule, ...] = _NORM_BEFORE_MLP,
     norm: Arrange = join,
-    qkv: tuple[str, ...] = tuple(_ATTENTION + part for part in ("q_proj", "k_proj", "v_proj")),
+    qkv: tuple[str, ...] = _QKV,
     order: Arrange = join,
     out: str = _ATTENTION + "o_proj",
     up: tuple[str, ...] = _UP,
@@ -179,19 +180,31 @@ PHI = _llama(
 STARCODER2 = _llama(up=("layers.{i}.mlp.c_fc",), down="layers.{i}.mlp.c_proj")
 
 
-def _gguf(qkv: tuple[Rule, ...], up: tuple[str, ...]) -> Family:
+_APART = ("blk.{i}.attn_q", "blk.{i}.attn_k", "blk.{i}.attn_v")
+_FUSED = ("blk.{i}.attn_qkv",)
+_GATED = ("blk.{i}.ffn_gate", "blk.{i}.ffn_up")
+_PLAIN = ("blk.{i}.ffn_up",)
+
+
+def _gguf(
+    qkv: tuple[str, ...] = _APART,
+    order: Arrange = join,
+    up: tuple[str, ...] = _GATED,
+    mlp_norm: str = "blk.{i}.ffn_norm",
+    attention_post_norm: str = "blk.{i}.post_attention_norm",
+) -> Family:
     return Family(
         rules=(
             *_both("token_embedding", "token_embd"),
             *_both("position_embedding", "position_embd"),
             *_both("blocks.{i}.attention_norm", "blk.{i}.attn_norm"),
-            *qkv,
+            *_both("blocks.{i}.attention.qkv", *qkv, arrange=order),
             *_both("blocks.{i}.attention.query_norm", "blk.{i}.attn_q_norm"),
             *_both("blocks.{i}.attention.key_norm", "blk.{i}.attn_k_norm"),
             *_both("blocks.{i}.attention.out", "blk.{i}.attn_output"),
-            *_both("blocks.{i}.attention_post_norm", "blk.{i}.post_attention_norm"),
-            *_both("blocks.{i}.mlp_norm", "blk.{i}.ffn_norm"),
-            *_both("blocks.{i}.mlp.up", *(f"blk.{{i}}.{name}" for name in up)),
+            *_both("blocks.{i}.attention_post_norm", attention_post_norm),
+            *_both("blocks.{i}.mlp_norm", mlp_norm),
+            *_both("blocks.{i}.mlp.up", *up),
             *_both("blocks.{i}.mlp.down", "blk.{i}.ffn_down"),
             *_both("blocks.{i}.mlp_post_norm", "blk.{i}.post_ffw_norm"),
             *_both("final_norm", "output_norm"),
@@ -201,11 +214,18 @@ def _gguf(qkv: tuple[Rule, ...], up: tuple[str, ...]) -> Family:
         embedding="token_embd.weight",
         head="output.weight",
         # Read as part of the configuration.
-        ignored=(r"rope_freqs\.weight",),
+        ignored=(r"rope_(?:freqs|factors_short|factors_long)\.weight",),
     )
 
 
-_APART = ("blk.{i}.attn_q", "blk.{i}.attn_k", "blk.{i}.attn_v")
-GGUF_LLAMA = _gguf(_both("blocks.{i}.attention.qkv", *_APART, arrange=halves_apart), ("ffn_gate", "ffn_up"))
-GGUF_QWEN = _gguf(_both("blocks.{i}.attention.qkv", *_APART), ("ffn_gate", "ffn_up"))
-GGUF_GPT2 = _gguf(_both("blocks.{i}.attention.qkv", "blk.{i}.attn_qkv"), ("ffn_up",))
+# By how a file's rotary features are paired: with their neighbours, or half a rotation apart.
+GGUF_NEIGHBOURS = _gguf(order=halves_apart)
+GGUF_HALVES = _gguf()
+GGUF_GPT2 = _gguf(_FUSED, up=_PLAIN)
+GGUF_PHI3 = _gguf(_FUSED, up=_PLAIN)
+GGUF_STARCODER2 = _gguf(up=_PLAIN)
+GGUF_SEED_OSS = _gguf(mlp_norm="blk.{i}.post_attention_norm")
+# Attention and MLP in parallel, from one norm.
+GGUF_STABLELM_PARALLEL = _gguf(mlp_norm="blk.{i}.attn_norm")
+GGUF_PHI2 = _gguf(up=_PLAIN, mlp_norm="blk.{i}.attn_norm")
+GGUF_PHI2_FUSED = _gguf(_FUSED, up=_PLAIN, mlp_norm="blk.{i}.attn_norm")

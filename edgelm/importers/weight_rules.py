@@ -147,7 +147,8 @@ def take_weights(
     """
     plan = weight_plan(family, config)
     check_names(family, plan, weights, source)
-    made, taken = {}, set()
+    made: dict[str, torch.Tensor] = {}
+    taken: set[str] = set()
     for target, (rule, names) in plan.items():
         weight = _made(target, rule, names, config, weights, source)
         # Two weights that come from one tensor (parallel parts after one norm) are two from here on.

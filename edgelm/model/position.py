@@ -32,8 +32,8 @@ def _scaled(frequencies: torch.Tensor, scaling: RopeScaling, base: float) -> tup
     if scaling.kind == "linear":
         return frequencies / scaling.factor, 1.0
     if scaling.kind == "divisors":
-        magnitude = 1.0 if scaling.attention_factor is None else scaling.attention_factor
-        return frequencies / torch.tensor(scaling.divisors, dtype=torch.float64), magnitude
+        factor = 1.0 if scaling.attention_factor is None else scaling.attention_factor
+        return frequencies / torch.tensor(scaling.divisors, dtype=torch.float64), factor
     if scaling.kind == "llama3":
         # Turns over the original context decide: few turns are slowed down, many are kept.
         turns = scaling.original_context * frequencies / (2 * math.pi)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, cast, overload
 from weakref import WeakSet
@@ -262,6 +263,8 @@ class LanguageModel:
             options = {**options, "reference": self.tokenizer.encode(options["reference"], continues=True)}
         sampling, limits, text = split_options({**defaults_from_file(self.info.generation), **options})
         sampling.check_ids(self.info.vocab_size)
+        if self.info.tokenizer is not None and (holes := self.info.tokenizer.holes(self.info.vocab_size)):
+            sampling = replace(sampling, banned_tokens=(*sampling.banned_tokens, *holes))
         constraint = make_constraint(self.info, text)
         encoded = [self.encode_prompt(prompt, text.allowed_special) for prompt in prompts]
         if len(limits.reference):

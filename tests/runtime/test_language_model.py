@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fakes import BROKEN, CACHED, CHAT, IDS, TINY, pieces_text
+from fakes import BROKEN, CACHED, CHAT, IDS, TINY, ScriptedDecoder, pieces_text
 
 import edgelm_runtime
 from edgelm_runtime import (
@@ -275,3 +275,22 @@ def test_a_prompt_longer_than_the_context_says_what_is_left_out(lm: LanguageMode
     ) as caught:
         lm.generate("a" * 30, max_new_tokens=1)
     assert Path(caught[0].filename) == Path(__file__)  # the caller's line, not the library's
+
+
+def test_ids_that_stand_for_no_text_are_never_chosen(lm: LanguageModel) -> None:
+    """Holes of a tokenizer, and rows beyond it, although the model would choose them."""
+    size = lm.info.vocab_size
+    tokens = [bytes([byte]) for byte in range(256)]
+    holed = Tokenizer(tokens, ids=[*range(0, 128), *range(130, 258)])
+    assert holed.holes(260) == (128, 129, 258, 259)
+    favourite = np.zeros(size, np.float32)
+
+    class Wants(ScriptedDecoder):
+        def _logits(self, length: int, count: int) -> Any:
+            logits = np.tile(favourite, (count, 1))
+            logits[:, [128, 129, size - 1, 65]] = [9, 8, 7, 6]
+            return logits
+
+    model = LanguageModel(lm._session, replace(lm.info, tokenizer=holed, generation={}), Wants([0], size))
+    for options in ({}, {"banned_tokens": [66]}, {"temperature": 1.0, "seed": 1, "top_k": 1}):
+        assert set(model.generate("a", max_new_tokens=4, **options).token_ids) == {65}

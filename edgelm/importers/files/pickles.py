@@ -95,7 +95,7 @@ class _Sizes:
         self._stack += [1] * len(opcode.stack_after)
 
     def _to_mark(self) -> list[int | None]:
-        parts = []
+        parts: list[int | None] = []
         while (part := self._stack.pop()) is not None:
             parts.append(part)
         return parts

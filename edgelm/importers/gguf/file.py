@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,14 @@ from numpy.typing import NDArray
 
 from edgelm.importers.weight_rules import Stored
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.git_lfs import refuse_pointer
 
 KINDS = gguf.GGMLQuantizationType
 PLAIN = {KINDS.F32: np.float32, KINDS.F16: np.float16, KINDS.BF16: np.int16}
-QUANTISED = frozenset(
-    (KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.Q4_K, KINDS.Q5_K, KINDS.Q6_K)
-)
+QUANTISED = frozenset((
+    KINDS.Q8_0, KINDS.Q4_0, KINDS.Q4_1, KINDS.Q5_0, KINDS.Q5_1, KINDS.Q2_K, KINDS.Q3_K, KINDS.Q4_K, KINDS.Q5_K,
+    KINDS.Q6_K, KINDS.IQ4_NL, KINDS.IQ4_XS,
+))  # fmt: skip
 # Numbers of metadata values -> struct format.
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -55,6 +58,7 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            refuse_pointer(path)
             with path.open("rb") as file:
                 # A private mapping: tensors over it are writable and the file is not.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -74,10 +78,13 @@ class GgufFile:
         self.metadata: dict[str, Any] = {}
         for _ in range(pairs):
             key = self._string()
+            if key in self.metadata:
+                raise self._damaged(f"the key {key!r} a second time")
             self.metadata[key] = self._value(self._scalar("I"), key)
         self.tensors: dict[str, GgufTensor] = {}
         for tensor in [self._tensor_info() for _ in range(tensors)]:
             self._place(tensor)
+        self._check_overlaps()
 
     def weights(self) -> dict[str, Stored]:
         """The tensors by name, each read or dequantised when asked for."""
@@ -124,14 +131,23 @@ class GgufFile:
 
     def _place(self, tensor: GgufTensor) -> None:
         alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
+        # Multiples of 8 by the format; what is no power of two is damage.
+        if not isinstance(alignment, int) or alignment not in [1 << bit for bit in range(3, 21)]:
             raise self._damaged(f"an alignment of {alignment!r}")
         start = -(-self._at // alignment) * alignment + tensor.start
         if start + tensor.size > self._size:
             raise self._damaged(
                 f"tensor {tensor.name!r} should end at byte {start + tensor.size}, the file has {self._size}"
             )
-        self.tensors[tensor.name] = GgufTensor(tensor.name, tensor.shape, tensor.kind, start, tensor.size)
+        if tensor.name in self.tensors:
+            raise self._damaged(f"tensor {tensor.name!r} a second time")
+        self.tensors[tensor.name] = replace(tensor, start=start)
+
+    def _check_overlaps(self) -> None:
+        placed = sorted(self.tensors.values(), key=lambda tensor: tensor.start)
+        for before, after in pairwise(placed):
+            if before.start + before.size > after.start:
+                raise self._damaged(f"tensors {before.name!r} and {after.name!r} overlap")
 
     def _value(self, kind: int, key: str) -> Any:
         if kind == STRING:

@@ -7,26 +7,43 @@ best score first. Token types: 1 normal, 2 unknown, 3 control, 4 user defined, 5
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from edgelm.importers.gguf.cuts import GGUF_CUTS
-from edgelm.importers.gguf.file import GgufFile
+from edgelm.importers.gguf.parts import GgufModel
 from edgelm.importers.tokenizer_choice import WAYS_ON
 from edgelm_runtime.errors import TokenizerError
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer, convert
 from edgelm_runtime.text.huggingface.pretokenizers import byte_level
 from edgelm_runtime.text.huggingface.sentencepiece import SPACE_SYMBOL
 
+# Tokens that end an answer, and those that set the parts of a conversation apart, in the models that are known.
+END_NAMES = (
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<|endoftext|>", "<end_of_turn>", "</s>", "<|end|>",
+    "<|return|>", "<EOT>", "_<EOT>", "<|eot|>", "<end_of_utterance>", "[|endofturn|]",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<|END_OF_TURN_TOKEN|>",
+)  # fmt: skip
+ROLE_NAMES = (
+    "<|im_start|>", "<|start_header_id|>", "<|end_header_id|>", "<|begin_of_text|>", "<start_of_turn>", "<|system|>",
+    "<|user|>", "<|assistant|>", "<|start_of_role|>", "<|end_of_role|>", "[INST]", "[/INST]",
+    "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]",
+    "<|start|>", "<|message|>", "[|system|]", "[|user|]", "[|assistant|]",
+)  # fmt: skip
+MARKERS = frozenset((*END_NAMES, *ROLE_NAMES))
+END_ROLES = ("eos", "eot", "eom")
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 
-def gguf_tokenizer(file: GgufFile, rows: int | None = None) -> ImportedTokenizer:
+def gguf_tokenizer(file: GgufModel, rows: int | None = None) -> ImportedTokenizer:
     """The tokenizer that the file carries. Raises TokenizerError that names a kind that is not known."""
     meta, source = file.metadata, str(file.path)
-    tokens, kind = meta.get("tokenizer.ggml.tokens"), meta.get("tokenizer.ggml.model")
-    if not isinstance(tokens, list) or kind is None:
+    kind = meta.get("tokenizer.ggml.model")
+    if kind is None or "tokenizer.ggml.tokens" not in meta:
         raise TokenizerError(f"{source} carries no tokenizer", WAYS_ON)
-    types = meta.get("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
+    tokens: list[str] = _list(meta, "tokens", str, source)
+    types: list[int] = _list(meta, "token_type", int, source) or [NORMAL] * len(tokens)
     if len(types) != len(tokens):
         raise TokenizerError(
             f"{source} has {len(tokens)} tokens and {len(types)} token types", "get it again"
@@ -37,7 +54,7 @@ def gguf_tokenizer(file: GgufFile, rows: int | None = None) -> ImportedTokenizer
         values, adds_bos = _sentencepiece(meta, tokens, types, source), True
     else:
         raise TokenizerError(f"{source} carries a tokenizer of kind {kind!r}", WAYS_ON)
-    values["added_tokens"] = _added(tokens, types)
+    values["added_tokens"] = _added(tokens, types, meta)
     found = convert(values, source, rows)
     bos = meta.get("tokenizer.ggml.bos_token_id")
     if not meta.get("tokenizer.ggml.add_bos_token", adds_bos):
@@ -45,7 +62,7 @@ def gguf_tokenizer(file: GgufFile, rows: int | None = None) -> ImportedTokenizer
     return ImportedTokenizer(found.tokenizer, bos if isinstance(bos, int) else None)
 
 
-def _byte_level(meta: dict[str, Any], tokens: list[str], source: str) -> tuple[dict[str, Any], bool]:
+def _byte_level(meta: Mapping[str, Any], tokens: list[str], source: str) -> tuple[dict[str, Any], bool]:
     name = meta.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in GGUF_CUTS:
         raise TokenizerError(
@@ -53,7 +70,7 @@ def _byte_level(meta: dict[str, Any], tokens: list[str], source: str) -> tuple[d
             WAYS_ON,
         )
     cut = GGUF_CUTS[name]
-    merges = meta.get("tokenizer.ggml.merges") or []
+    merges: list[str] = _list(meta, "merges", str, source)
     model = {
         "type": "BPE",
         "vocab": _vocab(tokens),
@@ -66,9 +83,11 @@ def _byte_level(meta: dict[str, Any], tokens: list[str], source: str) -> tuple[d
     return values, cut.add_bos
 
 
-def _sentencepiece(meta: dict[str, Any], tokens: list[str], types: list[int], source: str) -> dict[str, Any]:
-    scores = meta.get("tokenizer.ggml.scores")
-    if not isinstance(scores, list) or len(scores) != len(tokens):
+def _sentencepiece(
+    meta: Mapping[str, Any], tokens: list[str], types: list[int], source: str
+) -> dict[str, Any]:
+    scores: list[float] = _list(meta, "scores", float, source)
+    if len(scores) != len(tokens):
         raise TokenizerError(f"{source} has pieces without scores", WAYS_ON)
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_SYMBOL}
     steps = [replace]
@@ -114,10 +133,27 @@ def _vocab(tokens: list[str]) -> dict[str, int]:
     return {token: token_id for token_id, token in reversed(list(enumerate(tokens)))}
 
 
-def _added(tokens: list[str], types: list[int]) -> list[dict[str, Any]]:
+def _added(tokens: list[str], types: list[int], meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Control and user-defined tokens, as tokenizer.json lists them.
+
+    Files exist whose end and role markers are of another type. Like llama.cpp, known ones are taken for what they are
+    by their names, and tokens that the metadata give a role by their ids; no text may spell either.
+    """
+    roles = {meta.get(f"tokenizer.ggml.{role}_token_id") for role in (*END_ROLES, "bos")}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
-    return [
-        {"id": token_id, "content": token, "special": kind == CONTROL, **flags}
-        for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True))
-        if kind in (CONTROL, USER_DEFINED) and token
-    ]
+    added = []
+    for token_id, (token, kind) in enumerate(zip(tokens, types, strict=True)):
+        special = kind == CONTROL or token in MARKERS or token_id in roles
+        if token and (special or kind == USER_DEFINED):
+            added.append({"id": token_id, "content": token, "special": special, **flags})
+    return added
+
+
+def _list(meta: Mapping[str, Any], name: str, kind: type, source: str) -> list[Any]:
+    """An array of the tokenizer's metadata, empty where there is none. Raises TokenizerError for another kind."""
+    values = meta.get(f"tokenizer.ggml.{name}", [])
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise TokenizerError(
+            f"{source}: tokenizer.ggml.{name} is no list of {kind.__name__}", "get the file again"
+        )
+    return values

@@ -81,6 +81,10 @@ DEFAULTS: Mapping[str, Fields] = {
         "sliding_window": None, "no_rope_layers": None, "no_rope_layer_interval": 4, "tie_word_embeddings": True,
     },
     "granite": {**_LLAMA, **_FACTORS},
+    # By its own code, https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/configuration_minicpm.py
+    "minicpm": {
+        **_LLAMA, "scale_emb": 1, "dim_model_base": 1, "scale_depth": 1, "tie_word_embeddings": True, "mlp_bias": None,
+    },
     "olmo2": _OLMO,
     "olmo3": {**_OLMO, "sliding_window": 4096, "rope_theta": 500_000.0},
     "exaone4": {

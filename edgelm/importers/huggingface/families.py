@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from edgelm.importers import weight_names as names
+from edgelm.importers.huggingface.gpt import gpt2, gpt_neo, gpt_neox
 from edgelm.importers.huggingface.rope import context_of, layered_rotary_fields, rotary_fields
+from edgelm.importers.huggingface.windows import layer_types, window
 from edgelm.importers.settings import Settings
 from edgelm.importers.weight_rules import Family, Weights
 
@@ -21,66 +23,6 @@ LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 Fields = dict[str, Any]
 Reader = Callable[[Settings, Weights, int], Fields]
 """(config.json with defaults, tensors, how many layers the tensors make) -> fields of the config."""
-
-
-def _gpt2(settings: Settings, weights: Weights, layers: int) -> Fields:
-    settings.require(scale_attn_by_inverse_layer_idx=False, add_cross_attention=False)
-    width = settings.whole("n_embd")
-    return {
-        "context_length": settings.whole("n_positions"),
-        "width": width,
-        "num_heads": settings.whole("n_head"),
-        "mlp_width": settings.whole("n_inner", 4 * width),
-        "activation": settings.activation("activation_function"),
-        "norm_eps": settings.positive("layer_norm_epsilon"),
-        "attention_scale": 0.0 if settings.flag("scale_attn_weights") else 1.0,
-    }
-
-
-def _gpt_neo(settings: Settings, weights: Weights, layers: int) -> Fields:
-    width = settings.whole("hidden_size")
-    kinds = _attention_kinds(settings, layers)
-    return {
-        "context_length": settings.whole("max_position_embeddings"),
-        "width": width,
-        "num_heads": settings.whole("num_heads"),
-        "mlp_width": settings.whole("intermediate_size", 4 * width),
-        "activation": settings.activation("activation_function"),
-        "norm_eps": settings.positive("layer_norm_epsilon"),
-        "qkv_bias": False,
-        "attention_scale": 1.0,  # GPT-Neo does not divide by sqrt(head_dim)
-        **_window(settings, "window_size", [kind == "local" for kind in kinds]),
-    }
-
-
-def _attention_kinds(settings: Settings, layers: int) -> list[str]:
-    """GPT-Neo's `attention_types`, pairs of a pattern and how often it comes, one kind per layer."""
-    kinds: list[str] = []
-    try:
-        for pattern, times in settings.values["attention_types"]:
-            kinds += list(pattern)[:layers] * min(int(times), layers)
-    except (TypeError, ValueError):
-        raise settings.refused("attention_types") from None
-    if len(kinds) != layers or not all(kind in ("global", "local") for kind in kinds):
-        raise settings.refused("attention_types")
-    return kinds
-
-
-def _gpt_neox(settings: Settings, weights: Weights, layers: int) -> Fields:
-    heads, width = settings.whole("num_attention_heads"), settings.whole("hidden_size")
-    bias = "layers.0.attention.dense.bias" in weights
-    return {
-        "context_length": settings.whole("max_position_embeddings"),
-        "width": width,
-        "num_heads": heads,
-        "mlp_width": settings.whole("intermediate_size", 4 * width),
-        "activation": settings.activation("hidden_act"),
-        "norm_eps": settings.positive("layer_norm_eps"),
-        "qkv_bias": bias,
-        "attention_bias": bias,
-        "parallel_residual": settings.flag("use_parallel_residual"),
-        **rotary_fields(settings, width // heads, theta="rotary_emb_base", partial="rotary_pct"),
-    }
 
 
 def _sizes(settings: Settings) -> Fields:
@@ -112,15 +54,15 @@ def _llama(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 def _windowed(settings: Settings, weights: Weights, layers: int) -> Fields:
     """Llama with a window in every layer (Mistral, Phi 3), where one is given."""
-    return _llama(settings, weights, layers) | _window(settings, "sliding_window", [True])
+    return _llama(settings, weights, layers) | window(settings, "sliding_window", [True])
 
 
 def _qwen(settings: Settings, weights: Weights, layers: int) -> Fields:
     fields = _llama(settings, weights, layers)
     if settings.flag("use_sliding_window"):
         first = settings.number("max_window_layers")
-        local = _layer_types(settings, layers) or [layer >= first for layer in range(layers)]
-        fields |= _window(settings, "sliding_window", local)
+        local = layer_types(settings, layers) or [layer >= first for layer in range(layers)]
+        fields |= window(settings, "sliding_window", local)
     return fields
 
 
@@ -141,8 +83,8 @@ def _smollm3(settings: Settings, weights: Weights, layers: int) -> Fields:
     if not isinstance(rotates, list) or len(rotates) != layers or not all(flag in (0, 1) for flag in rotates):
         raise settings.refused("no_rope_layers")
     if settings.flag("use_sliding_window"):
-        local = _layer_types(settings, layers) or [not turns for turns in rotates]
-        fields |= _window(settings, "sliding_window", local)
+        local = layer_types(settings, layers) or [not turns for turns in rotates]
+        fields |= window(settings, "sliding_window", local)
     return fields | {"rotary_layers": tuple(map(bool, rotates))}
 
 
@@ -159,25 +101,25 @@ def _gemma(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 
 def _gemma2(settings: Settings, weights: Weights, layers: int) -> Fields:
-    local = _layer_types(settings, layers) or [layer % 2 == 0 for layer in range(layers)]
+    local = layer_types(settings, layers) or [layer % 2 == 0 for layer in range(layers)]
     return _gemma(settings, weights, layers) | {
         "post_norm": True,
         "attention_scale": settings.positive("query_pre_attn_scalar") ** -0.5,
         "logit_softcap": settings.number("final_logit_softcapping", 0.0),
         "attention_softcap": settings.number("attn_logit_softcapping", 0.0),
-        **_window(settings, "sliding_window", local),
+        **window(settings, "sliding_window", local),
     }
 
 
 def _gemma3(settings: Settings, weights: Weights, layers: int) -> Fields:
     pattern = settings.whole("sliding_window_pattern")
-    local = _layer_types(settings, layers) or [(layer + 1) % pattern != 0 for layer in range(layers)]
+    local = layer_types(settings, layers) or [(layer + 1) % pattern != 0 for layer in range(layers)]
     if settings.values.get("attn_logit_softcapping") is not None:
         raise settings.refused("attn_logit_softcapping")
     flat = settings.inner({**settings.values, "rope_parameters": None, "rope_scaling": None})
     fields = _gemma2(flat, weights, layers) | {
         "query_key_norm": True,
-        **_window(settings, "sliding_window", local),
+        **window(settings, "sliding_window", local),
     }
     return fields | layered_rotary_fields(
         settings, fields["head_dim"], settings.positive("rope_local_base_freq")
@@ -195,6 +137,17 @@ def _granite(settings: Settings, weights: Weights, layers: int) -> Fields:
     }  # fmt: skip
 
 
+def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
+    residual = settings.positive("scale_depth") / math.sqrt(layers)
+    divisor = settings.whole("hidden_size") / settings.whole("dim_model_base")
+    return _llama(settings, weights, layers) | {
+        "embedding_scale": settings.positive("scale_emb"),
+        "factors": {
+            "blocks.{i}.attention.out": residual, "blocks.{i}.mlp.down": residual, "final_norm": 1 / divisor,
+        },
+    }  # fmt: skip
+
+
 def _olmo2(settings: Settings, weights: Weights, layers: int) -> Fields:
     after = {"pre_norm": False, "post_norm": True}
     return _llama(settings, weights, layers) | {**after, "query_key_norm": True, "query_key_norm_joint": True}
@@ -203,10 +156,10 @@ def _olmo2(settings: Settings, weights: Weights, layers: int) -> Fields:
 def _olmo3(settings: Settings, weights: Weights, layers: int) -> Fields:
     flat = settings.inner({**settings.values, "rope_parameters": None, "rope_scaling": None})
     fields = _olmo2(flat, weights, layers)
-    local = _layer_types(settings, layers) or [(layer + 1) % 4 != 0 for layer in range(layers)]
+    local = layer_types(settings, layers) or [(layer + 1) % 4 != 0 for layer in range(layers)]
     return fields | {
         **layered_rotary_fields(settings, fields["head_dim"], settings.positive("rope_theta")),
-        **_window(settings, "sliding_window", local),
+        **window(settings, "sliding_window", local),
     }
 
 
@@ -219,9 +172,9 @@ def _exaone4(settings: Settings, weights: Weights, layers: int) -> Fields:
     if settings.values.get("sliding_window") is None:
         return fields
     every = settings.whole("sliding_window_pattern")
-    local = _layer_types(settings, layers) or [(layer + 1) % every != 0 for layer in range(layers)]
+    local = layer_types(settings, layers) or [(layer + 1) % every != 0 for layer in range(layers)]
     # With windows, layers that see everything do not rotate.
-    return fields | {"rotary_layers": tuple(local), **_window(settings, "sliding_window", local)}
+    return fields | {"rotary_layers": tuple(local), **window(settings, "sliding_window", local)}
 
 
 def _stablelm(settings: Settings, weights: Weights, layers: int) -> Fields:
@@ -254,32 +207,14 @@ def _starcoder2(settings: Settings, weights: Weights, layers: int) -> Fields:
         "attention_bias": bias,
         "mlp_bias": bias,
         **rotary_fields(settings, fields["head_dim"]),
-        **_window(settings, "sliding_window", [True]),
+        **window(settings, "sliding_window", [True]),
     }
 
 
-def _layer_types(settings: Settings, layers: int) -> list[bool]:
-    """Whether each layer is local, by `layer_types`; empty where the field is absent."""
-    kinds = settings.values.get("layer_types")
-    if kinds is None:
-        return []
-    known = {"full_attention": False, "sliding_attention": True}
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(map(str, kinds)) <= set(known):
-        raise settings.refused("layer_types")
-    return [known[str(kind)] for kind in kinds]
-
-
-def _window(settings: Settings, name: str, local: list[bool]) -> Fields:
-    """The fields of a sliding window, none where it is null or no layer has one."""
-    if settings.values.get(name) is None or not any(local):
-        return {}
-    return {"sliding_window": settings.whole(name), "local_layers": tuple(local)}
-
-
 FAMILIES: Mapping[str, tuple[Family, Reader]] = {
-    "gpt2": (names.GPT2, _gpt2),
-    "gpt_neo": (names.GPT_NEO, _gpt_neo),
-    "gpt_neox": (names.GPT_NEOX, _gpt_neox),
+    "gpt2": (names.GPT2, gpt2),
+    "gpt_neo": (names.GPT_NEO, gpt_neo),
+    "gpt_neox": (names.GPT_NEOX, gpt_neox),
     "llama": (names.LLAMA, _llama),
     "mistral": (names.LLAMA, _windowed),
     "qwen2": (names.LLAMA, _qwen2),
@@ -290,6 +225,7 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "phi3": (names.PHI3, _windowed),
     "smollm3": (names.LLAMA, _smollm3),
     "granite": (names.LLAMA, _granite),
+    "minicpm": (names.LLAMA, _minicpm),
     "olmo2": (names.NORMS_AFTER, _olmo2),
     "olmo3": (names.NORMS_AFTER, _olmo3),
     "exaone4": (names.NORMS_AFTER, _exaone4),

@@ -22,7 +22,7 @@ from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
 
 # What a download asks for: no code, no weights of other frameworks.
-WANTED = ("*.json", "*.safetensors", "chat_template.jinja", "pytorch_model*.bin")
+WANTED = ("*.json", "*.safetensors", "chat_template.jinja", "merges.txt", "pytorch_model*.bin")
 
 
 def load_huggingface(folder: Path, choice: TokenizerChoice, adapter: Path | None = None) -> Checkpoint:
@@ -45,7 +45,8 @@ def load_huggingface(folder: Path, choice: TokenizerChoice, adapter: Path | None
 
 
 def download(name: str) -> Path:
-    """The folder of a model `org/name` of the Hugging Face hub. Raises CheckpointError."""
+    """The folder of a model of the Hugging Face hub, `org/name` or `org/name@revision`. Raises CheckpointError."""
+    model, _, revision = name.partition("@")
     try:
         import huggingface_hub
     except ModuleNotFoundError as error:
@@ -54,7 +55,9 @@ def download(name: str) -> Path:
             "install it with: pip install huggingface_hub, or give a folder",
         ) from error
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=list(WANTED)))
+        return Path(
+            huggingface_hub.snapshot_download(model, revision=revision or None, allow_patterns=list(WANTED))
+        )
     except Exception as error:  # the hub's client lets through whatever its HTTP library raises
         first = (str(error).splitlines() or [type(error).__name__])[0]
         raise CheckpointError(

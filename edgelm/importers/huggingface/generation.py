@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from edgelm.importers.files.safe_files import has, inside, read_text
-from edgelm.importers.generation import dropped, usable
+from edgelm.importers.generation import usable
 from edgelm.importers.huggingface.tokenizer import content, optional_json
+from edgelm.importers.notices import dropped
 from edgelm_runtime.errors import CheckpointError
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 

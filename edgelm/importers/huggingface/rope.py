@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgelm.config import RopeScaling
+from edgelm.importers.notices import shortened
 from edgelm.importers.settings import Settings
 from edgelm_runtime.errors import CheckpointError
 
@@ -103,7 +104,8 @@ def context_of(settings: Settings) -> int:
     if (values.get("rope_type") or values.get("type")) not in ("longrope", "su"):
         return longest
     usual = settings.whole("original_max_position_embeddings", longest)
-    return min(longest, settings.inner(values).whole("original_max_position_embeddings", usual))
+    original = min(longest, settings.inner(values).whole("original_max_position_embeddings", usual))
+    return shortened(longest, original, settings.source)
 
 
 def _is_positive(value: Any) -> bool:

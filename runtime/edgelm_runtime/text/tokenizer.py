@@ -153,9 +153,12 @@ class Tokenizer:
         """Ids of all special tokens."""
         return frozenset(self.special.values())
 
+    def holes(self, rows: int) -> tuple[int, ...]:
+        """The ids of a model with `rows` of them that stand for no text at all, and must never be chosen."""
+        return (*(hole for hole in self._holes if hole < rows), *range(self.vocab_size, rows))
+
     @cached_property
-    def holes(self) -> tuple[int, ...]:
-        """Ids below `vocab_size` that stand for no text at all."""
+    def _holes(self) -> tuple[int, ...]:
         return tuple(token_id for token_id, token in enumerate(self._bytes) if not token)
 
     @property
