@@ -14,7 +14,7 @@ from edgelm.training.config import BUDGETS, TrainingConfig, resolve
 
 DEFAULT_PRESET = "small"
 GENERAL, ARCHITECTURE = "Run", "Architecture"
-# Fields of the architecture that have a flag. Of the others, the tokenizer decides one and two are tables,
+# Fields of the architecture that have a flag. Of the others, the tokenizer decides one and three are tables,
 # which a TOML preset can hold.
 _ARCHITECTURE = {
     "context_length": "Maximum number of tokens that the model sees.",
@@ -41,7 +41,9 @@ _ARCHITECTURE = {
     "local_rope_theta": "Base of the rotary frequencies in local layers; 0: the same.",
     "attention_scale": "Factor on query-key products; 0: 1 / sqrt(head_dim).",
     "query_key_norm": "Normalise queries and keys.",
+    "query_key_norm_joint": "Normalise them over all heads together.",
     "parallel_residual": "Attention and MLP from the same input.",
+    "pre_norm": "Normalise the inputs of attention and MLP.",
     "post_norm": "Normalise the outputs of attention and MLP too.",
     "embedding_scale": "Factor on token embeddings.",
     "attention_softcap": "Soft cap on attention scores; 0: none.",
