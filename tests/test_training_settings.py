@@ -80,7 +80,11 @@ def test_settings_survive_toml(tmp_path: Path) -> None:
 def test_every_setting_has_a_flag() -> None:
     flags = {parameter.name for parameter in command.params}
     settings = {item.name for item in fields(TrainingConfig)}
-    architecture = {item.name for item in fields(ModelConfig)} - {"rope_scaling", "local_layers", "rotary_layers"}
+    architecture = {item.name for item in fields(ModelConfig)} - {
+        "rope_scaling",
+        "local_layers",
+        "rotary_layers",
+    }
     assert flags == settings | architecture | {"out", "preset", "resume", "overwrite"}
 
 
