@@ -149,7 +149,8 @@ def test_a_preset_that_is_none_is_refused(tmp_path: Path, content: str | None, w
 
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=3),
-    st.lists(st.one_of(st.integers(), st.text(max_size=3)), max_size=3), st.dictionaries(st.text(max_size=3), st.integers()),
+    st.lists(st.one_of(st.integers(), st.text(max_size=3)), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers()),
 )  # fmt: skip
 
 
