@@ -170,6 +170,12 @@ class ModelConfig:
         for item in fields(self):
             if isinstance(item.default, bool) and not isinstance(getattr(self, item.name), bool):
                 raise ConfigError(f"{item.name} is {getattr(self, item.name)!r}", "give true or false")
+        if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
+            raise ConfigError(f"rope_scaling is {self.rope_scaling!r}", "give a table with kind and factor")
+        for name in ("local_layers", "rotary_layers"):
+            value = getattr(self, name)
+            if not isinstance(value, (tuple, list)) or not all(isinstance(each, bool) for each in value):
+                raise ConfigError(f"{name} is {value!r}", "give a list of true and false")
 
     def _fill_in(self) -> None:
         def put(name: str, value: object) -> None:

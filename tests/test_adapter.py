@@ -21,7 +21,15 @@ LLAMA = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 32, "vocab_size": 50,
 }  # fmt: skip
-GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 32, "vocab_size": 50}
+GPT2 = {
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 32,
+    "vocab_size": 50,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
 
 
 def base(folder: Path, kind: str) -> Any:

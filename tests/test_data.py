@@ -22,8 +22,9 @@ from hypothesis import strategies as st
 
 from edgelm.data import shards
 from edgelm.data.batches import Windows, permuted
-from edgelm.data.documents import Reading, cut, read_piece, taken_as_text
+from edgelm.data.documents import Reading, cut, read_piece
 from edgelm.data.files import STDLIB, find_files, refuse_overlap, save_standard_input, weighted
+from edgelm.data.formats import taken_as_text
 from edgelm.data.shards import TokenData, TokenStream
 from edgelm_runtime.errors import DataError, OutputError
 from edgelm_runtime.text.tokenizer import Tokenizer

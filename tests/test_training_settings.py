@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 import sysconfig
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import click
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import edgelm
 from edgelm.checkpoint import SETTINGS as SAVED
@@ -77,7 +80,11 @@ def test_settings_survive_toml(tmp_path: Path) -> None:
 def test_every_setting_has_a_flag() -> None:
     flags = {parameter.name for parameter in command.params}
     settings = {item.name for item in fields(TrainingConfig)}
-    architecture = {item.name for item in fields(ModelConfig)} - {"rope_scaling", "local_layers"}
+    architecture = {item.name for item in fields(ModelConfig)} - {
+        "rope_scaling",
+        "local_layers",
+        "rotary_layers",
+    }
     assert flags == settings | architecture | {"out", "preset", "resume", "overwrite"}
 
 
@@ -138,6 +145,58 @@ def test_a_preset_that_is_none_is_refused(tmp_path: Path, content: str | None, w
         path.write_text(content)
     with pytest.raises(ConfigError, match=words):
         resolve(path)
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.binary(max_size=3),
+    st.lists(st.one_of(st.integers(), st.text(max_size=3)), max_size=3),
+    st.dictionaries(st.text(max_size=3), st.integers()),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([item.name for item in fields(TrainingConfig)]), VALUES)
+def test_a_setting_of_any_kind_is_taken_or_refused(name: str, value: object) -> None:
+    with suppress(ConfigError):
+        assert getattr(resolve("tiny", {name: value}).training, name) is not None
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([item.name for item in fields(ModelConfig)]), VALUES)
+def test_a_field_of_the_architecture_of_any_kind_is_taken_or_refused(name: str, value: object) -> None:
+    with suppress(ConfigError):
+        resolve("tiny", {}, {name: value})
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from(PRESETS), st.floats(0, 1), st.binary(max_size=4))
+def test_a_damaged_preset_is_a_preset_or_an_error(
+    tmp_path_factory: pytest.TempPathFactory, name: str, where: float, damage: bytes
+) -> None:
+    content = (assets_folder() / f"{name}.toml").read_bytes()
+    at = int(where * len(content))
+    path = tmp_path_factory.mktemp("preset") / "a.toml"
+    path.write_bytes(content[:at] + damage + content[at + 1 :])
+    with suppress(ConfigError):
+        resolve(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"a = " + b"[" * 50_000,
+        b"\xff",
+        b"model = 3",
+        b"minutes = inf",
+        b"steps = 1e999",
+        b"[model]\nwidth = nan",
+    ],
+)
+def test_a_preset_without_sense_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "a.toml").write_bytes(content)
+    for preset in (tmp_path / "a.toml", tmp_path):
+        with pytest.raises(ConfigError):
+            resolve(preset)
 
 
 def call(*arguments: str) -> None:

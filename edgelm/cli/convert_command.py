@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -22,7 +23,7 @@ import click
     help="Precision of the matrices in a GGUF file.  [default: F16]",
 )  # fmt: skip
 @click.option("--tokenizer", metavar="PATH|NAME|none", help="Tokenizer instead of the source's own.")
-def command(source: str, to: str, output: Path, file_type: str | None, tokenizer: str | None) -> None:
+def command(source: str, to: str, output: Path, file_type: Any, tokenizer: str | None) -> None:
     """Write SOURCE, a checkpoint or whatever `edgelm export` takes, for transformers or llama.cpp.
 
     What is written is read again before it takes its place, and has to be the same model.
@@ -34,10 +35,9 @@ def command(source: str, to: str, output: Path, file_type: str | None, tokenizer
     from edgelm.importers import load_source
 
     checkpoint, path = load_source(source, tokenizer), output.expanduser()
-    # click has checked the type.
     kind = (
         write_huggingface(checkpoint, path)
         if to == "hf"
         else write_gguf(checkpoint, path, file_type or "F16")
-    )  # type: ignore[arg-type]
+    )
     click.echo(f"wrote {path}, a model of the kind {kind}")

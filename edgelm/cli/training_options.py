@@ -14,7 +14,7 @@ from edgelm.training.config import BUDGETS, TrainingConfig, resolve
 
 DEFAULT_PRESET = "small"
 GENERAL, ARCHITECTURE = "Run", "Architecture"
-# Fields of the architecture that have a flag. Of the others, the tokenizer decides one and two are tables,
+# Fields of the architecture that have a flag. Of the others, the tokenizer decides one and three are tables,
 # which a TOML preset can hold.
 _ARCHITECTURE = {
     "context_length": "Maximum number of tokens that the model sees.",

@@ -22,7 +22,7 @@ from dataclasses import field as made
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from edgelm.data.formats import BOM, format_of, looks_like_json_lines, opened, rows
+from edgelm.data.formats import BOM, format_of, opened, rows
 from edgelm_runtime.errors import DataError
 
 PIECE_BYTES = 1 << 20
@@ -295,9 +295,3 @@ def document_key(beginning: bytes, size: int) -> int:
     tell documents apart, and every piece of a large one can find them out by itself."""
     digest = hashlib.blake2b(beginning[:_KEY_BYTES] + str(size).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
-
-
-def taken_as_text(paths: Iterable[Path]) -> list[Path]:
-    """Files that hold JSON lines by their content, and are read as text by their name."""
-    plain = (path for path in paths if format_of(path).layout == "text" and not format_of(path).compression)
-    return [path for path in plain if looks_like_json_lines(path)]

@@ -12,7 +12,7 @@ import gzip
 import io
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +80,12 @@ def rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield from batch.to_pylist()
     except (ArrowException, OSError) as error:
         raise DataError(f"{path} is no readable parquet file: {error}", "get the file again") from error
+
+
+def taken_as_text(paths: Iterable[Path]) -> list[Path]:
+    """Files that hold JSON lines by their content, and are read as text by their name."""
+    plain = (path for path in paths if format_of(path).layout == "text" and not format_of(path).compression)
+    return [path for path in plain if looks_like_json_lines(path)]
 
 
 def looks_like_json_lines(path: Path) -> bool:

@@ -175,7 +175,7 @@ def _text_files(checkpoint: Checkpoint) -> dict[str, Any]:
     texts = {token_id: text for text, token_id in tokenizer.special.items()}
     about: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": checkpoint.config.context_length,
-        "clean_up_tokenization_spaces": False, "bos_token": texts.get(bos), "eos_token": None,
+        "clean_up_tokenization_spaces": False, "bos_token": None if bos is None else texts.get(bos), "eos_token": None,
     }  # fmt: skip
     if ends:
         about["eos_token"] = texts.get(ends[0])

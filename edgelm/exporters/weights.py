@@ -23,7 +23,7 @@ def named_weights(checkpoint: Checkpoint, family: Family) -> dict[str, torch.Ten
     """The weights, float32, by the family's names. Raises CheckpointError where it has no name for one."""
     config = checkpoint.config
     state = checkpoint.model.state_dict()
-    named = {}
+    named: dict[str, torch.Tensor] = {}
     for target, (rule, sources) in weight_plan(family, config).items():
         parts = _taken_apart(state[target].detach(), rule, len(sources), config)
         named.update(zip(sources, (part.contiguous() for part in parts), strict=True))

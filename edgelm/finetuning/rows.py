@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -44,8 +44,8 @@ class ChatRows:
     @classmethod
     def load(cls, folder: Path) -> ChatRows:
         """What `save_rows` wrote."""
-        values: list[Any] = [np.load(folder / name, mmap_mode="r") for name in (IDS, COUNTED)]
-        return cls(*values, np.load(folder / ENDS))
+        ids, counted = (np.load(folder / name, mmap_mode="r") for name in (IDS, COUNTED))
+        return cls(ids, counted, np.load(folder / ENDS))
 
     def __len__(self) -> int:
         return len(self.ends)

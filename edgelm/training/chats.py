@@ -204,8 +204,9 @@ def chat_material(
     source: Any = rows
     if reference is not None:
         source, sides = Pairs(rows, reference), sides[::2]
-    numbers = [np.flatnonzero(sides == side).tolist() for side in (0, 1)]
-    train, held_out = _both_sides(*numbers, config.holdout)
+    train, held_out = _both_sides(
+        np.flatnonzero(sides == 0).tolist(), np.flatnonzero(sides == 1).tolist(), config.holdout
+    )
     if index["skipped"]:
         reporter.note(f"left out {len(index['skipped'])}: {'; '.join(index['skipped'][:3])}")
     if index["cut"]:

@@ -10,8 +10,9 @@ from typing import Any
 from edgelm.checkpoint import Checkpoint, read_origin
 from edgelm.data import shards
 from edgelm.data.batches import HeldOutWindows, Windows
-from edgelm.data.documents import Piece, Reading, cut, taken_as_text
+from edgelm.data.documents import Piece, Reading, cut
 from edgelm.data.files import find_files, save_standard_input, weighted
+from edgelm.data.formats import taken_as_text
 from edgelm.data.shards import Frame
 from edgelm.data.vocabulary import sample_texts, train_vocabulary
 from edgelm.training.config import TrainingConfig
