@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,6 +67,16 @@ def choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise OptionError unless `value` is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} is {shown(value)}", f"choose one of {', '.join(choices)}")
+
+
+def path_of(name: str, value: object) -> Path:
+    """`value` as a path. Raises OptionError where it is none."""
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise OptionError(f"{name} is {shown(value)}", "give a path")
+    try:
+        return Path(value)
+    except TypeError:  # a path of bytes
+        raise OptionError(f"{name} is {shown(value)}", "give a path of text") from None
 
 
 def check_prompt(ids: Any, vocab_size: int) -> Ids:
