@@ -41,15 +41,17 @@ class Strange:
 
 
 SIMPLE = [
-    None, True, False, 0, 1, -1, 2, 5, 10**6, 2**31, 2**63, 2**64, -(2**64), 10**400, 0.0, 0.5, -0.0, 1.5, -2.5,
-    1e308, math.nan, math.inf, -math.inf, 1j, "", "a", "auto", "all", "none", "the thing", "a\0b", "\ud800", "x" * 300, b"", b"abc",
-    bytearray(b"x"), Ellipsis, object(), Strange(), int, len, Path("nowhere"), (), [], {},
-    set(), frozenset(), range(0), range(3), slice(1), iter([]), np.int64(3), np.float32("nan"), np.bool_(True), np.str_("a"), np.array([]), np.array(3),
-    np.array([1, 2]), np.array([[1, 2]]), np.array([0.5]), np.array(["a"]), np.array([None]),
-    np.array([2**63], np.uint64), np.zeros((2, 0)), np.datetime64("2020-01-01"), threading.Event(), [{"role": "user", "content": "a"}],
-    [{"role": "user"}], [{"role": 1, "content": 2}], [{}], {"role": "user", "content": "a"}, {"a": math.nan},
-    {1: 2}, {-1: 1.0}, {2**70: 1.0}, {"type": "object"}, [[]], [[1, 2], [3]], [1, "a"], ["a", 1], [1, None], [2**70], [math.nan], [1.0],
-    [True], ["", ""], ["a", "b"], [b"a"], [[["a"]]], [Strange()], "(", "[a-z]+", 1000,
+    None, True, False, 0, 1, -1, 2, 5, 10**6, 2**31, 2**63, 2**64, -(2**64), 10**400, 0.0, 0.5, -0.0, 1.5,
+    -2.5, 1e308, math.nan, math.inf, -math.inf, 1j, "", "a", "auto", "all", "none", "the thing", "a\0b",
+    "\ud800", "x" * 300, b"", b"abc", bytearray(b"x"), Ellipsis, object(), Strange(), int, len,
+    Path("nowhere"), (), [], {}, set(), frozenset(), range(0), range(3), slice(1), iter([]), np.int64(3),
+    np.float32("nan"), np.bool_(True), np.str_("a"), np.array([]), np.array(3), np.array([1, 2]),
+    np.array([[1, 2]]), np.array([0.5]), np.array(["a"]), np.array([None]), np.array([2**63], np.uint64),
+    np.zeros((2, 0)), np.datetime64("2020-01-01"), threading.Event(), [{"role": "user", "content": "a"}],
+    [{"role": "user"}], [{"role": 1, "content": 2}], [{}], {"role": "user", "content": "a"},
+    {"a": math.nan}, {1: 2}, {-1: 1.0}, {2**70: 1.0}, {"type": "object"}, [[]], [[1, 2], [3]], [1, "a"],
+    ["a", 1], [1, None], [2**70], [math.nan], [1.0], [True], ["", ""], ["a", "b"], [b"a"], [[["a"]]],
+    [Strange()], "(", "[a-z]+", 1000,
 ]  # fmt: skip
 JUNK = st.sampled_from(SIMPLE) | st.lists(st.sampled_from(SIMPLE[:40]), max_size=3)
 QUICK = {"max_new_tokens": 2}

@@ -26,7 +26,7 @@ from edgelm_runtime.errors import OptionError, TokenizerError
 from edgelm_runtime.text.byte_pairs import BytePairs
 from edgelm_runtime.text.named_tokens import NamedTokens, Strip
 from edgelm_runtime.text.tokenizer_json import arguments, saved_values
-from edgelm_runtime.text.tokenizer_parts import check_parts
+from edgelm_runtime.text.tokenizer_parts import allowed_names, check_parts
 from edgelm_runtime.validation import is_whole, shown
 
 END_OF_TEXT = "<|endoftext|>"
@@ -183,15 +183,8 @@ class Tokenizer:
         Raises OptionError for a special token that the model does not have.
         """
         if not isinstance(text, str):
-            raise OptionError(f"the text is {shown(text)}"[:200], "give a string")
-        allowed = (
-            set(self.special)
-            if isinstance(allowed_special, str) and allowed_special == "all"
-            else _as_set(allowed_special)
-        )
-        if unknown := sorted(allowed - set(self.special)):
-            known = ", ".join(sorted(self.special)) or "none"
-            raise OptionError(f"unknown special token {shown(unknown[0])}", f"the model has: {known}")
+            raise OptionError(f"the text is {shown(text)}", "give a string")
+        allowed = allowed_names(allowed_special, self.special)
         meant = str.maketrans(dict(stand_ins)) if stand_ins else None
         found: list[int] = []
         start = 0
@@ -302,9 +295,3 @@ class Tokenizer:
     def digest(self) -> str:
         """SHA-256 over all that decides how text becomes ids."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
-
-
-def _as_set(names: Collection[str] | str) -> set[str]:
-    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
-        raise OptionError(f"allowed_special is {shown(names)}", 'give a list of texts, or "all"')
-    return {names} if isinstance(names, str) else set(names)

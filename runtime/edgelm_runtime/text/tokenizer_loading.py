@@ -55,16 +55,17 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     path = path_of("the tokenizer", source)
     if str(source) == "bytes":
         return byte_tokenizer()
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.is_file():
-        return named_tokenizer(str(source))
     try:
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        if not path.is_file():
+            return named_tokenizer(str(source))
         refuse_pointer(path)
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(
-            f"cannot read the tokenizer {path}: {error}", "give a saved tokenizer file, or a tokenizer.json"
+            f"cannot read the tokenizer {shown(str(path))}: {error}",
+            "give a saved tokenizer file, or a tokenizer.json",
         ) from error
     if not isinstance(values, dict):
         raise TokenizerError(

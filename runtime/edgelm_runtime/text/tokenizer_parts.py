@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from edgelm_runtime.errors import TokenizerError
+from edgelm_runtime.errors import OptionError, TokenizerError
 from edgelm_runtime.validation import is_whole, shown
 
 LARGEST_ID = 2**24
@@ -53,12 +53,26 @@ PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "space_symbol": ("a text", _is_text),
     "drop_unknown": ("True or False", lambda value: isinstance(value, bool)),
 }
-"""What each argument of `Tokenizer` must be; None is left out before."""
+"""What each argument of `Tokenizer` must be, where it is given."""
+
+NEEDED = ("tokens", "pattern", "normalized", "space_symbol", "drop_unknown")
 
 
 def check_parts(**parts: Any) -> None:
     """Raise TokenizerError for an argument of `Tokenizer` that is none of what it takes."""
     for name, value in parts.items():
         description, fits = PARTS[name]
-        if value is not None and not fits(value):
+        if not fits(value) and (value is not None or name in NEEDED):
             raise TokenizerError(f"{name} of the tokenizer is {shown(value)} and not {description}")
+
+
+def allowed_names(names: Collection[str] | str, special: Collection[str]) -> set[str]:
+    """The special tokens that may be spelled out in a text. Raises OptionError for what is none of `special`."""
+    if isinstance(names, str):
+        names = special if names == "all" else [names]
+    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+        raise OptionError(f"allowed_special is {shown(names)}", 'give a list of texts, or "all"')
+    if unknown := sorted(set(names) - set(special)):
+        known = ", ".join(sorted(special)) or "none"
+        raise OptionError(f"unknown special token {shown(unknown[0])}", f"the model has: {known}")
+    return set(names)
