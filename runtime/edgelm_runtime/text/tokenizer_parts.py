@@ -37,7 +37,7 @@ def _is_entry(value: Any) -> bool:
 
 
 PARTS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "tokens": ("a list of bytes", lambda value: _is_list(value, _is_bytes)),
+    "tokens": ("a list of bytes, of at least one", lambda value: _is_list(value, _is_bytes) and bool(value)),
     "pattern": ("a regular expression", _is_text),
     "special": ("a mapping of texts to token ids", lambda value: _is_mapping(value, _is_text, _is_id)),
     "ids": ("a list of token ids, or of lists of them", lambda value: _is_list(value, _is_entry)),
