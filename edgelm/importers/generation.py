@@ -11,6 +11,7 @@ from typing import Any
 
 from edgelm_runtime.errors import CheckpointError, OptionError
 from edgelm_runtime.generation.options import defaults_from_file, split_options
+from edgelm_runtime.model_file.interface import ADD_BOS, BOS_ID, END_IDS
 
 
 class DroppedSettingWarning(UserWarning):
@@ -39,9 +40,9 @@ def usable(options: Mapping[str, Any], source: str) -> dict[str, Any]:
 def within(generation: Mapping[str, Any], vocab_size: int, source: str) -> dict[str, Any]:
     """The settings less the ids that another tokenizer, which the caller has asked for, does not have."""
     kept = dict(generation)
-    if not kept.get("bos_id", 0) < vocab_size:
-        del kept["bos_id"], kept["add_bos"]
-    for name in ("end_ids", "banned_tokens"):
+    if not kept.get(BOS_ID, 0) < vocab_size:
+        del kept[BOS_ID], kept[ADD_BOS]
+    for name in (END_IDS, "banned_tokens"):
         if name in kept:
             kept[name] = [token_id for token_id in kept[name] if token_id < vocab_size]
             if len(kept[name]) < len(generation[name]):
@@ -52,8 +53,8 @@ def within(generation: Mapping[str, Any], vocab_size: int, source: str) -> dict[
 def check_generation(generation: Mapping[str, Any], vocab_size: int, source: str) -> None:
     """Raise CheckpointError where a token id is outside the vocabulary, or an option is not usable."""
     ids = {
-        "end-of-text id": generation.get("end_ids", []),
-        "beginning-of-text id": [generation["bos_id"]] if "bos_id" in generation else [],
+        "end-of-text id": generation.get(END_IDS, []),
+        "beginning-of-text id": [generation[BOS_ID]] if BOS_ID in generation else [],
         "forbidden token id": generation.get("banned_tokens", []),
     }
     for what, values in ids.items():

@@ -21,6 +21,7 @@ from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm.importers.weight_names import GGUF_GPT2, GGUF_LLAMA, GGUF_QWEN
 from edgelm.importers.weight_rules import Family, Weights, take_weights
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.model_file.interface import ADD_BOS, BOS_ID, CHAT_TEMPLATE, END_IDS
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 FAMILIES: Mapping[str, Family] = {
@@ -155,9 +156,9 @@ def _generation(file: GgufFile, found: ImportedTokenizer | None) -> dict[str, An
     ends = [meta.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     special = found.tokenizer.special if found else {}
     ends += [special.get(name) for name in END_NAMES]
-    generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if isinstance(end, int)))}
+    generation: dict[str, Any] = {END_IDS: list(dict.fromkeys(end for end in ends if isinstance(end, int)))}
     if isinstance(bos := meta.get("tokenizer.ggml.bos_token_id"), int):
-        generation |= {"bos_id": bos, "add_bos": found is not None and found.bos_id == bos}
+        generation |= {BOS_ID: bos, ADD_BOS: found is not None and found.bos_id == bos}
     if isinstance(template := meta.get("tokenizer.chat_template"), str):
-        generation["chat_template"] = template
+        generation[CHAT_TEMPLATE] = template
     return generation
