@@ -69,6 +69,12 @@ def choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise OptionError(f"{name} is {shown(value)}", f"choose one of {', '.join(choices)}")
 
 
+def function(name: str, value: object) -> None:
+    """Raise OptionError unless `value` can be called."""
+    if not callable(value):
+        raise OptionError(f"{name} is {shown(value)}", "give a function")
+
+
 def path_of(name: str, value: object) -> Path:
     """`value` as a path. Raises OptionError where it is none."""
     if not isinstance(value, str | os.PathLike) or not str(value):

@@ -28,7 +28,7 @@ from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.loop import generate_ids
 from edgelm_runtime.loading import Decode, choose_decoder
 from edgelm_runtime.model_file.metadata import read_model_file
-from edgelm_runtime.validation import path_of, shown, whole
+from edgelm_runtime.validation import function, path_of, shown, whole
 
 PREFILL = (32, 128, 512)
 CONTEXTS = (64, 256, 1000)
@@ -83,6 +83,7 @@ def benchmark(
             whole(f"a length in {name}", value, 1)
     whole("steps", steps, 1)
     whole("rounds", rounds, 1)
+    function("progress", progress)
     if isinstance(paths, str) or not isinstance(paths, Sequence):
         raise OptionError(f"paths is {shown(paths)}", "give a list of model files")
     subjects = [_Subject(path_of("a model", path), provider, threads, decode) for path in paths]
