@@ -12,19 +12,7 @@ import numpy as np
 
 from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import OptionError
-
-SHOWN = 100
-"""Characters of a value that a message shows."""
-
-
-def shown(value: object) -> str:
-    """A value as a message shows it: on one line, short, whatever the value is."""
-    try:
-        text = repr(value)
-    except Exception:  # numbers of thousands of digits, and whatever a class of the caller's does
-        text = f"a {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+from edgelm_runtime.errors import shown as shown
 
 
 def is_whole(value: object, low: float = -math.inf, high: float = math.inf) -> bool:

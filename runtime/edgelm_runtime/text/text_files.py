@@ -5,8 +5,7 @@ from __future__ import annotations
 import codecs
 from typing import Literal, get_args
 
-from edgelm_runtime.errors import OptionError
-from edgelm_runtime.validation import shown
+from edgelm_runtime.errors import OptionError, shown
 
 DecodeErrors = Literal["error", "replace"]
 
