@@ -25,6 +25,7 @@ from edgelm.importers.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINE
 from edgelm.model import Transformer
 from edgelm_runtime.atomic_files import new_files
 from edgelm_runtime.errors import EdgelmError, ExportError
+from edgelm_runtime.model_file.interface import ADD_BOS, BOS_ID, CHAT_TEMPLATE, END_IDS
 from edgelm_runtime.text.huggingface.pretokenizers import pattern_of
 from edgelm_runtime.text.tokenizer import Tokenizer
 
@@ -195,12 +196,12 @@ def _generation(checkpoint: Checkpoint) -> dict[str, Any]:
     generation = checkpoint.generation
     if checkpoint.tokenizer is None:
         return {}
-    values: dict[str, Any] = {"ggml.add_bos_token": bool(generation.get("add_bos"))}
-    ends = generation.get("end_ids", [])
+    values: dict[str, Any] = {"ggml.add_bos_token": bool(generation.get(ADD_BOS))}
+    ends = generation.get(END_IDS, [])
     names = dict(zip(("ggml.eos_token_id", "ggml.eot_token_id", "ggml.eom_token_id"), ends, strict=False))
     values |= names
-    if isinstance(bos := generation.get("bos_id"), int):
+    if isinstance(bos := generation.get(BOS_ID), int):
         values["ggml.bos_token_id"] = bos
-    if template := generation.get("chat_template"):
+    if template := generation.get(CHAT_TEMPLATE):
         values["chat_template"] = template
     return values

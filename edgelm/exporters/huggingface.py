@@ -19,6 +19,7 @@ from edgelm.exporters.weights import difference, named_weights
 from edgelm.importers import load_source
 from edgelm.importers.huggingface.config import family_of
 from edgelm_runtime.errors import EdgelmError, ExportError, OutputError
+from edgelm_runtime.model_file.interface import ADD_BOS, BOS_ID, CHAT_TEMPLATE, END_IDS
 
 CLASSES = {
     "gpt2": "GPT2LMHeadModel", "gpt_neox": "GPTNeoXForCausalLM", "llama": "LlamaForCausalLM",
@@ -70,7 +71,7 @@ def _config(checkpoint: Checkpoint, kind: str) -> dict[str, Any]:
     config, generation = checkpoint.config, checkpoint.generation
     shared = {
         "vocab_size": config.vocab_size, "tie_word_embeddings": config.tied_head, "torch_dtype": "float32",
-        "bos_token_id": generation.get("bos_id"), "eos_token_id": generation.get("end_ids") or None,
+        "bos_token_id": generation.get(BOS_ID), "eos_token_id": generation.get(END_IDS) or None,
         "pad_token_id": None,
     }  # fmt: skip
     own = {"gpt2": _gpt2, "gpt_neox": _gpt_neox}.get(kind, _llama)(config)
@@ -163,7 +164,7 @@ def _gemma3(config: ModelConfig) -> dict[str, Any]:
 def _text_files(checkpoint: Checkpoint) -> dict[str, Any]:
     """Tokenizer, chat template and generation defaults, by file name."""
     generation, tokenizer = checkpoint.generation, checkpoint.tokenizer
-    ends, bos = generation.get("end_ids", []), generation.get("bos_id")
+    ends, bos = generation.get(END_IDS, []), generation.get(BOS_ID)
     defaults: dict[str, Any] = {"bos_token_id": bos, "eos_token_id": ends or None}
     sampling = {name: generation[name] for name in _SAMPLING if name in generation}
     defaults |= {**sampling, "do_sample": True} if sampling else {}
@@ -179,9 +180,9 @@ def _text_files(checkpoint: Checkpoint) -> dict[str, Any]:
     }  # fmt: skip
     if ends:
         about["eos_token"] = texts.get(ends[0])
-    if template := generation.get("chat_template"):
+    if template := generation.get(CHAT_TEMPLATE):
         files["chat_template.jinja"] = template
-    begin = bos if generation.get("add_bos") else None
+    begin = bos if generation.get(ADD_BOS) else None
     if begin is not None and begin not in texts:
         raise ExportError(f"the begin token {begin} has no text", "give a tokenizer that names it")
     return files | {"tokenizer.json": tokenizer_json(tokenizer, begin), "tokenizer_config.json": about}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgelm.finetuning.chats import Messages
+from edgelm_runtime.model_file.interface import ADD_BOS, BOS_ID, CHAT_TEMPLATE, END_IDS
 from edgelm_runtime.text.chat_template import encode_chat, render_chat
 from edgelm_runtime.text.tokenizer import Tokenizer
 
@@ -49,14 +50,14 @@ class Renderer:
     def of(cls, tokenizer: Tokenizer, generation: Mapping[str, Any], everything: bool = False) -> Renderer:
         """The renderer for a model with these generation defaults."""
         texts = {token_id: text for text, token_id in tokenizer.special.items()}
-        ends, bos = tuple(generation.get("end_ids", ())), generation.get("bos_id")
-        template = generation.get("chat_template")
+        ends, bos = tuple(generation.get(END_IDS, ())), generation.get(BOS_ID)
+        template = generation.get(CHAT_TEMPLATE)
         special = {
             "bos_token": texts.get(bos, "") if bos is not None else "",
             "eos_token": texts.get(ends[0], "") if ends else "",
         }
         # A template says itself where the begin token goes.
-        begin = (bos,) if template is None and generation.get("add_bos") and bos is not None else ()
+        begin = (bos,) if template is None and generation.get(ADD_BOS) and bos is not None else ()
         return cls(tokenizer, template, special, begin, ends, everything)
 
     def prompt(self, messages: Messages, tools: Tools = None) -> list[int]:

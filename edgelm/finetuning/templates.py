@@ -12,6 +12,7 @@ from edgelm.checkpoint import build_model
 from edgelm.config import ModelConfig
 from edgelm.model import Transformer
 from edgelm_runtime.errors import ConfigError
+from edgelm_runtime.model_file.interface import CHAT_TEMPLATE, END_IDS
 from edgelm_runtime.text.tokenizer import Tokenizer
 
 PLAIN, CHATML = "plain", "chatml"
@@ -34,13 +35,13 @@ def with_template(
     """
     changed = dict(generation)
     if choice == PLAIN:
-        changed.pop("chat_template", None)
+        changed.pop(CHAT_TEMPLATE, None)
     elif choice != CHATML:
-        changed["chat_template"] = _read(Path(choice).expanduser())
+        changed[CHAT_TEMPLATE] = _read(Path(choice).expanduser())
     else:
         tokenizer = with_special_tokens(tokenizer, (START, END))
-        changed["chat_template"] = CHATML_TEMPLATE
-        changed["end_ids"] = list(dict.fromkeys([tokenizer.special[END], *changed.get("end_ids", [])]))
+        changed[CHAT_TEMPLATE] = CHATML_TEMPLATE
+        changed[END_IDS] = list(dict.fromkeys([tokenizer.special[END], *changed.get(END_IDS, [])]))
     return tokenizer, changed
 
 

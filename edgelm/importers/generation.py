@@ -8,6 +8,7 @@ from typing import Any
 from edgelm.importers.notices import dropped
 from edgelm_runtime.errors import CheckpointError, OptionError
 from edgelm_runtime.generation.options import defaults_from_file, split_options
+from edgelm_runtime.model_file.interface import ADD_BOS, ADD_EOS, BOS_ID, END_IDS, EOS_ID
 
 
 def usable(options: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -26,10 +27,10 @@ def usable(options: Mapping[str, Any], source: str) -> dict[str, Any]:
 def within(generation: Mapping[str, Any], vocab_size: int, source: str) -> dict[str, Any]:
     """The settings less the ids that another tokenizer, which the caller has asked for, does not have."""
     kept = dict(generation)
-    for name in ("bos", "eos"):
-        if not kept.get(f"{name}_id", 0) < vocab_size:
-            del kept[f"{name}_id"], kept[f"add_{name}"]
-    for name in ("end_ids", "banned_tokens"):
+    for token, added in ((BOS_ID, ADD_BOS), (EOS_ID, ADD_EOS)):
+        if not kept.get(token, 0) < vocab_size:
+            del kept[token], kept[added]
+    for name in (END_IDS, "banned_tokens"):
         if name in kept:
             kept[name] = [token_id for token_id in kept[name] if token_id < vocab_size]
             if len(kept[name]) < len(generation[name]):
@@ -40,9 +41,9 @@ def within(generation: Mapping[str, Any], vocab_size: int, source: str) -> dict[
 def check_generation(generation: Mapping[str, Any], vocab_size: int, source: str) -> None:
     """Raise CheckpointError where a token id is outside the vocabulary, or an option is not usable."""
     ids = {
-        "end-of-text id": generation.get("end_ids", []),
-        "beginning-of-text id": [generation["bos_id"]] if "bos_id" in generation else [],
-        "id after every text": [generation["eos_id"]] if "eos_id" in generation else [],
+        "end-of-text id": generation.get(END_IDS, []),
+        "beginning-of-text id": [generation[BOS_ID]] if BOS_ID in generation else [],
+        "id after every text": [generation[EOS_ID]] if EOS_ID in generation else [],
         "forbidden token id": generation.get("banned_tokens", []),
     }
     for what, values in ids.items():

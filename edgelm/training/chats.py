@@ -27,6 +27,7 @@ from edgelm.training.report import Reporter
 from edgelm.training.run_folder import RunFolder
 from edgelm.training.text import STANDARD_INPUT, Corpus, frame_of, refuse_other_data, reused
 from edgelm_runtime.errors import ConfigError, DataError, OptionError
+from edgelm_runtime.model_file.interface import END_IDS
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
@@ -110,7 +111,7 @@ def _speaker(
             reporter.note("training the tokenizer")
             tokenizer = train_vocabulary(_texts(corpus), config.vocab_size)
         end = frame_of(tokenizer, None).end
-        generation = {"end_ids": [] if end is None else [end]}
+        generation = {END_IDS: [] if end is None else [end]}
     if config.chat_template and not resume:
         return with_template(tokenizer, generation, config.chat_template)
     return tokenizer, generation

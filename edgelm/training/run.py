@@ -37,6 +37,7 @@ from edgelm_runtime.atomic_files import write_file
 from edgelm_runtime.engine.threads import default_threads
 from edgelm_runtime.errors import ConfigError, EdgelmError, OutputError
 from edgelm_runtime.generation.results import ContextWarning
+from edgelm_runtime.model_file.interface import END_IDS
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
@@ -195,7 +196,7 @@ def _model(run: RunConfig, start: Checkpoint | None, tokenizer: Tokenizer, resum
         torch.manual_seed(run.training.seed)
         end = frame_of(tokenizer, None).end
         ends = [] if end is None else [end]
-        return Checkpoint(_new_model(run, tokenizer.vocab_size), tokenizer, {"end_ids": ends})
+        return Checkpoint(_new_model(run, tokenizer.vocab_size), tokenizer, {END_IDS: ends})
     model = start.model
     if run.training.chat_template:
         model = widened(model, tokenizer.vocab_size)
@@ -259,7 +260,7 @@ def sample_text(checkpoint: Checkpoint, prompt: str, length: int = 120) -> str:
     frame = frame_of(tokenizer, checkpoint)
     ids = [] if frame.begin is None else [frame.begin]
     ids = ids + tokenizer.encode(prompt) or [frame.end or 0]
-    ends = checkpoint.generation.get("end_ids", [])
+    ends = checkpoint.generation.get(END_IDS, [])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ContextWarning)  # a sample may well be longer than a small context
         made = generate(checkpoint.model, ids, end_ids=ends, max_new_tokens=length, temperature=0.7, seed=0)

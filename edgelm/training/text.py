@@ -22,6 +22,7 @@ from edgelm.training.run_folder import RunFolder
 from edgelm_runtime.atomic_files import TEMPORARY
 from edgelm_runtime.engine.threads import default_threads
 from edgelm_runtime.errors import CheckpointError, ConfigError
+from edgelm_runtime.model_file.interface import ADD_BOS, BOS_ID, END_IDS
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
@@ -141,9 +142,9 @@ def frame_of(tokenizer: Tokenizer, start: Checkpoint | None) -> Frame:
     """The ids around every document: what a given model begins each text with, and the tokenizer's end-of-text or
     else what a given model ends with."""
     generation = start.generation if start is not None else {}
-    begin = generation.get("bos_id") if generation.get("add_bos") else None
+    begin = generation.get(BOS_ID) if generation.get(ADD_BOS) else None
     end = tokenizer.end_of_text
-    if end is None and (ends := generation.get("end_ids")):
+    if end is None and (ends := generation.get(END_IDS)):
         end = int(ends[0])
     return Frame(begin, end)
 

@@ -10,7 +10,7 @@ from edgelm_runtime.generation.options import Limits
 from edgelm_runtime.generation.results import Piece
 from edgelm_runtime.language_model import LanguageModel
 from edgelm_runtime.prompts import TEMPLATE_OPTIONS, ChatOptions
-from edgelm_runtime.validation import whole
+from edgelm_runtime.validation import shown, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -27,6 +27,8 @@ class Conversation:
     """
 
     def __init__(self, lm: LanguageModel, system: str | None = None) -> None:
+        if system is not None and not isinstance(system, str):
+            raise OptionError(f"system is {shown(system)}", "give text")
         self.lm = lm
         self.system = system
         self.messages: list[dict[str, Any]] = []

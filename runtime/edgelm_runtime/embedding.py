@@ -12,7 +12,7 @@ from edgelm_runtime.engine.graph_inputs import empty_cache, padded
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, NumericsError
 from edgelm_runtime.model_file.interface import INPUT_IDS, LOGITS_AT
-from edgelm_runtime.validation import choice, whole
+from edgelm_runtime.validation import choice, shown, whole
 
 Layer = Literal["hidden", "embeddings"]
 Pooling = Literal["mean", "last", "none"]
@@ -36,7 +36,9 @@ def embed_rows(
     choice("pooling", pooling, get_args(Pooling))
     whole("batch_size", batch_size, 1)
     if layer not in session.outputs:
-        raise ModelFileError(f"this model file has no output {layer!r}", f"export it with --outputs {layer}")
+        raise ModelFileError(
+            f"this model file has no output {shown(layer)}", f"export it with --outputs {layer}"
+        )
     vectors: list[Floats] = []
     for start in range(0, len(rows), batch_size):
         for state in _states(session, rows[start : start + batch_size], layer):

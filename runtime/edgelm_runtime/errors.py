@@ -7,6 +7,19 @@ what to do about it.
 
 from __future__ import annotations
 
+SHOWN = 100
+"""Characters of a value that a message shows."""
+
+
+def shown(value: object) -> str:
+    """A value as a message shows it: on one line, short, whatever the value is."""
+    try:
+        text = repr(value)
+    except Exception:  # numbers of thousands of digits, and whatever a class of the caller's does
+        text = f"a {type(value).__name__}"
+    text = " ".join(text.split())
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
 
 class EdgelmError(Exception):
     """Base of all errors that edgelm raises on purpose.

@@ -31,7 +31,7 @@ from edgelm_runtime.model_file.interface import (
 )
 from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
 from edgelm_runtime.text.tokenizer import Tokenizer
-from edgelm_runtime.validation import choice, shown, whole
+from edgelm_runtime.validation import choice, path_of, shown, whole
 
 BUNDLED = "python.onnx"
 
@@ -85,9 +85,7 @@ def _source(path: str | Path | bytes | None) -> Path | bytes:
         return assets_folder() / BUNDLED
     if isinstance(path, bytes):
         return path
-    if not isinstance(path, str | Path) or not str(path):
-        raise OptionError(f"the model is {shown(path)}", "give a path, or the bytes of a model file")
-    return Path(path)
+    return path_of("the model", path)
 
 
 def _prepared(

@@ -15,7 +15,7 @@ from edgelm_runtime.model_file.metadata import ModelFile
 from edgelm_runtime.text.chat_template import PLAIN_STOP, encode_chat
 from edgelm_runtime.text.messages import Message
 from edgelm_runtime.text.tokenizer import Tokenizer
-from edgelm_runtime.validation import check_prompt
+from edgelm_runtime.validation import check_prompt, shown
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 
@@ -75,7 +75,7 @@ class Prompts:
         Token ids are taken as they are. Raises OptionError for them with a prefix.
         """
         if not isinstance(prefix, str):
-            raise OptionError(f"prefix is {prefix!r}", "give text")
+            raise OptionError(f"prefix is {shown(prefix)}", "give text")
         if not isinstance(text, str):
             if prefix:
                 raise OptionError("prefix is given, and token ids", "give texts, or leave the prefix out")
@@ -122,7 +122,7 @@ def is_single(prompt: Any) -> bool:
     if hasattr(prompt, "__array__"):
         return np.ndim(prompt) <= 1
     if isinstance(prompt, Mapping) or not hasattr(prompt, "__len__"):
-        raise OptionError(f"the prompt is {prompt!r}"[:200], "give text, token ids, or a list of either")
+        raise OptionError(f"the prompt is {shown(prompt)}"[:200], "give text, token ids, or a list of either")
     return bool(len(prompt)) and all(
         (not isinstance(item, str) and not hasattr(item, "__len__")) or getattr(item, "ndim", 1) == 0
         for item in prompt

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgelm_runtime.errors import NumericsError, OptionError
 from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.filters import largest
-from edgelm_runtime.validation import whole
+from edgelm_runtime.validation import function, whole
 
 # Logits looked at together: enough for numpy, and few beside a pass's own memory.
 BLOCK = 1 << 20
@@ -75,6 +75,8 @@ def score_ids(
     context = decoder.context_length
     stride = stride if stride is not None else max(1, context // 2)
     whole("stride", stride, 1, context)
+    if progress is not None:
+        function("progress", progress)
     result = np.empty(len(ids) - 1)
     for start in range(0, len(result), stride):
         end = min(start + stride, len(result))

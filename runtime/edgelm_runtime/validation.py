@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import OptionError
-
-SHOWN = 100
-"""Characters of a value that a message shows."""
-
-
-def shown(value: object) -> str:
-    """A value as a message shows it: on one line, short, whatever the value is."""
-    try:
-        text = repr(value)
-    except Exception:  # numbers of thousands of digits, and whatever a class of the caller's does
-        text = f"a {type(value).__name__}"
-    text = " ".join(text.split())
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+from edgelm_runtime.errors import shown as shown
 
 
 def is_whole(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
@@ -65,6 +55,22 @@ def choice(name: str, value: object, choices: Sequence[str]) -> None:
     """Raise OptionError unless `value` is one of `choices`."""
     if not isinstance(value, str) or value not in choices:
         raise OptionError(f"{name} is {shown(value)}", f"choose one of {', '.join(choices)}")
+
+
+def function(name: str, value: object) -> None:
+    """Raise OptionError unless `value` can be called."""
+    if not callable(value):
+        raise OptionError(f"{name} is {shown(value)}", "give a function")
+
+
+def path_of(name: str, value: object) -> Path:
+    """`value` as a path. Raises OptionError where it is none."""
+    if not isinstance(value, str | os.PathLike) or not str(value):
+        raise OptionError(f"{name} is {shown(value)}", "give a path")
+    try:
+        return Path(value)
+    except TypeError:  # a path of bytes
+        raise OptionError(f"{name} is {shown(value)}", "give a path of text") from None
 
 
 def check_prompt(ids: Any, vocab_size: int) -> Ids:

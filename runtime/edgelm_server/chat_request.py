@@ -54,7 +54,7 @@ def read_chat(fields: Fields, service: Service) -> Chat:
     fields.refuse("modalities", unless=(["text"],))
     prompt = take_prompt(fields, service, tools)
     fields.finish()
-    if service.lm.info.generation.get("chat_template") is None:
+    if service.lm.info.chat_template is None:
         options["stop"] = [*options.get("stop", ()), PLAIN_STOP]
     options["max_new_tokens"] = new_tokens(len(prompt), service.lm.info.context_length, wanted, "messages")
     options["max_time"] = service.settings.max_time

@@ -63,7 +63,7 @@ def _count(service: Service, inputs: list[Any]) -> int:
     for index, text in enumerate(inputs):
         length = len(service.lm.encode_prompt(text))
         if isinstance(text, str):
-            length += bool(info.generation.get("add_eos"))
+            length += info.final_id is not None
         if length > info.context_length:
             raise ApiError(
                 400,

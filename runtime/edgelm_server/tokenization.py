@@ -67,11 +67,11 @@ async def tokenizer_info(request: Request) -> Response:
             "tokenizer_class": "edgelm",
             "vocab_size": info.vocab_size,
             "model_max_length": info.context_length,
-            "add_bos_token": bool(info.generation.get("add_bos")),
-            "bos_token": texts.get(info.generation.get("bos_id", -1)),
+            "add_bos_token": info.begin_id is not None,
+            "bos_token": None if info.bos_id is None else texts.get(info.bos_id),
             "eos_token": texts.get(info.end_ids[0]) if info.end_ids else None,
             "pad_token": None,
             "unk_token": None,
-            "chat_template": info.generation.get("chat_template"),
+            "chat_template": info.chat_template,
         }
     )

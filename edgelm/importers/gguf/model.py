@@ -11,6 +11,7 @@ from edgelm.importers.gguf.parts import GgufModel, read_gguf
 from edgelm.importers.gguf.tokenizer import END_NAMES, END_ROLES, gguf_tokenizer
 from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm.importers.weight_rules import take_weights
+from edgelm_runtime.model_file.interface import ADD_BOS, ADD_EOS, BOS_ID, CHAT_TEMPLATE, END_IDS, EOS_ID
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 
@@ -32,11 +33,11 @@ def _generation(file: GgufModel, found: ImportedTokenizer | None) -> dict[str, A
     ends = [meta.get(f"tokenizer.ggml.{name}_token_id") for name in END_ROLES]
     special = found.tokenizer.special if found else {}
     ends += [special.get(name) for name in END_NAMES]
-    generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if isinstance(end, int)))}
+    generation: dict[str, Any] = {END_IDS: list(dict.fromkeys(end for end in ends if isinstance(end, int)))}
     if isinstance(bos := meta.get("tokenizer.ggml.bos_token_id"), int):
-        generation |= {"bos_id": bos, "add_bos": found is not None and found.bos_id == bos}
+        generation |= {BOS_ID: bos, ADD_BOS: found is not None and found.bos_id == bos}
     if found and found.eos_id is not None:
-        generation |= {"eos_id": found.eos_id, "add_eos": True}
+        generation |= {EOS_ID: found.eos_id, ADD_EOS: True}
     if isinstance(template := meta.get("tokenizer.chat_template"), str):
-        generation["chat_template"] = template
+        generation[CHAT_TEMPLATE] = template
     return generation

@@ -16,6 +16,7 @@ from edgelm.importers.generation import usable
 from edgelm.importers.huggingface.tokenizer import content, optional_json
 from edgelm.importers.notices import dropped
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.model_file.interface import ADD_BOS, ADD_EOS, BOS_ID, CHAT_TEMPLATE, END_IDS, EOS_ID
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
 FILE = "generation_config.json"
@@ -47,15 +48,15 @@ def generation_settings(
     ends = [special.get(content(about.get("eos_token")) or "")]
     # The file's own ids override the configuration's.
     ends += _ids(given if given.get("eos_token_id") is not None else config, source)
-    generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if end is not None))}
+    generation: dict[str, Any] = {END_IDS: list(dict.fromkeys(end for end in ends if end is not None))}
     added = found.bos_id if found else None
     bos = added if added is not None else special.get(content(about.get("bos_token")) or "")
     if bos is not None:
-        generation |= {"bos_id": bos, "add_bos": added is not None}
+        generation |= {BOS_ID: bos, ADD_BOS: added is not None}
     if found and found.eos_id is not None:
-        generation |= {"eos_id": found.eos_id, "add_eos": True}
+        generation |= {EOS_ID: found.eos_id, ADD_EOS: True}
     if template := _chat_template(folder, about):
-        generation["chat_template"] = template
+        generation[CHAT_TEMPLATE] = template
     return generation | usable(_options(given, source), source)
 
 

@@ -20,6 +20,7 @@ from edgelm.importers.tokenizer_choice import TokenizerChoice, missing, named
 from edgelm.importers.weight_names import LLM_FROM_SCRATCH
 from edgelm.importers.weight_rules import Stored, Weights, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError
+from edgelm_runtime.model_file.interface import END_IDS
 from edgelm_runtime.text.huggingface.byte_level import SYMBOL_OF
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer, convert
 from edgelm_runtime.text.huggingface.pretokenizers import byte_level, split
@@ -44,7 +45,7 @@ def load_llm_from_scratch(saved: Mapping[str, Any], path: Path, choice: Tokenize
     _fill_projections(weights, config)
     model = build_model(config, take_weights(LLM_FROM_SCRATCH, config, weights, str(path)), str(path)).eval()
     end = found.tokenizer.end_of_text if found else None
-    generation = {"end_ids": [end]} if end is not None else {}
+    generation = {END_IDS: [end]} if end is not None else {}
     return Checkpoint(
         model, found.tokenizer if found else None, generation, {"source": "train-llm-from-scratch"}
     )

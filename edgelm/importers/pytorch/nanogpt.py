@@ -19,6 +19,7 @@ from edgelm.importers.tokenizer_choice import WAYS_ON, TokenizerChoice, missing,
 from edgelm.importers.weight_names import NANOGPT
 from edgelm.importers.weight_rules import Weights, take_weights, without_prefixes
 from edgelm_runtime.errors import CheckpointError, TokenizerError
+from edgelm_runtime.model_file.interface import END_IDS
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 from edgelm_runtime.text.tokenizer import Tokenizer
 
@@ -39,7 +40,7 @@ def load_nanogpt(saved: Mapping[str, Any], path: Path, choice: TokenizerChoice) 
     found = choice.tokenizer(lambda: _tokenizer(saved, config, path), config.vocab_size, source)
     model = build_model(config, take_weights(NANOGPT, config, weights, source), source).eval()
     end = found.tokenizer.end_of_text if found else None
-    generation = {"end_ids": [end]} if end is not None else {}
+    generation = {END_IDS: [end]} if end is not None else {}
     return Checkpoint(model, found.tokenizer if found else None, generation, {"source": "nanoGPT"})
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.text.stop_strings import Stopper
-from edgelm_runtime.validation import number, whole
+from edgelm_runtime.validation import number, shown, whole
 
 
 class Kind(Protocol):
@@ -64,7 +64,7 @@ class Flag:
 
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, (bool, np.bool_)):
-            raise OptionError(f"{name} is {value!r}", "give True or False")
+            raise OptionError(f"{name} is {shown(value)}", "give True or False")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Choice:
 
     def check(self, name: str, value: Any) -> None:
         if value not in self.names:
-            raise OptionError(f"{name} is {value!r}", f"choose one of {', '.join(self.names)}")
+            raise OptionError(f"{name} is {shown(value)}", f"choose one of {', '.join(self.names)}")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class TokenIds:
 
     def check(self, name: str, value: Any) -> None:
         if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
-            raise OptionError(f"{name} is {value!r}", "give a list of token ids")
+            raise OptionError(f"{name} is {shown(value)}", "give a list of token ids")
         for token_id in value:
             whole(f"a token id in {name}", token_id, 0)
 
@@ -130,7 +130,7 @@ class Biases:
 
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, Mapping):
-            raise OptionError(f"{name} is {value!r}", "give a mapping of token ids to numbers")
+            raise OptionError(f"{name} is {shown(value)}", "give a mapping of token ids to numbers")
         for token_id, bias in value.items():
             whole(f"a token id in {name}", token_id, 0)
             if not (isinstance(bias, (float, np.floating)) and bias == -math.inf):
@@ -157,7 +157,7 @@ class Custom:
 
     def check(self, name: str, value: Any) -> None:
         if not self.accepts(value):
-            raise OptionError(f"{name} is {value!r}", self.remedy)
+            raise OptionError(f"{name} is {shown(value)}", self.remedy)
 
 
 @dataclass(frozen=True)

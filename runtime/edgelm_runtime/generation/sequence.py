@@ -19,6 +19,7 @@ from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.text.detokenizer import Detokenizer
 from edgelm_runtime.text.stop_strings import Stopper
 from edgelm_runtime.text.tokenizer import Tokenizer
+from edgelm_runtime.validation import shown
 
 AUTO_DRAFT = 16
 
@@ -44,7 +45,7 @@ class Row:
         self._buffer[: self.length] = prompt
         self._end_ids = frozenset(end_ids)
         if limits.stop and tokenizer is None:
-            raise OptionError(f"stop is {limits.stop!r}", "stop strings need a model with a tokenizer")
+            raise OptionError(f"stop is {shown(limits.stop)}", "stop strings need a model with a tokenizer")
         self._text = _TextStream(tokenizer, limits) if tokenizer is not None else None
         self._reference = np.asarray(limits.reference, np.int64) if len(limits.reference) else None
         automatic = limits.lookup == "auto"

@@ -179,7 +179,8 @@ def _check(model: ModelFile, graph: LoadedGraph, name: str) -> None:
         )
     named = {
         "an end id": model.end_ids,
-        "a begin id": () if model.bos_id is None else (model.bos_id,),
+        "a begin id": [] if model.bos_id is None else [model.bos_id],
+        "an id after texts": [] if model.final_id is None else [model.final_id],
         "a golden prompt with the id": [
             token_id for prompt in model.golden_prompts for token_id in _golden_ids(prompt)
         ],

@@ -28,7 +28,7 @@ from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.loop import generate_ids
 from edgelm_runtime.loading import Decode, choose_decoder
 from edgelm_runtime.model_file.metadata import read_model_file
-from edgelm_runtime.validation import whole
+from edgelm_runtime.validation import function, path_of, shown, whole
 
 PREFILL = (32, 128, 512)
 CONTEXTS = (64, 256, 1000)
@@ -77,11 +77,16 @@ def benchmark(
     Prompts are random token ids. Raises OptionError for a length or number that cannot be, and what loading raises.
     """
     for name, values in (("prefill", prefill), ("contexts", contexts)):
+        if isinstance(values, str) or not isinstance(values, Sequence):
+            raise OptionError(f"{name} is {shown(values)}", "give a list of lengths")
         for value in values:
             whole(f"a length in {name}", value, 1)
     whole("steps", steps, 1)
     whole("rounds", rounds, 1)
-    subjects = [_Subject(Path(path), provider, threads, decode) for path in paths]
+    function("progress", progress)
+    if isinstance(paths, str) or not isinstance(paths, Sequence):
+        raise OptionError(f"paths is {shown(paths)}", "give a list of model files")
+    subjects = [_Subject(path_of("a model", path), provider, threads, decode) for path in paths]
     for subject in subjects:
         progress(f"start and memory of {subject.figures.path}")
         subject.start(provider, threads, decode, rounds)

@@ -8,6 +8,7 @@ from typing import Any
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.model_file.interface import CONTEXT_LENGTH, FORMAT, VOCAB_SIZE, TensorInfo
 from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
+from edgelm_runtime.validation import path_of
 
 
 def describe(path: str | Path) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     A plain ONNX model from elsewhere has its size and interface described and `format` None. Raises
     ModelFileError where the file cannot be loaded.
     """
-    path = Path(path)
+    path = path_of("the model", path)
     session = Session(path, "cpu", optimize=False)
     try:
         files = session.model

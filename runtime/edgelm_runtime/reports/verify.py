@@ -21,6 +21,7 @@ from edgelm_runtime.errors import VerificationError
 from edgelm_runtime.generation.logprobs import logsumexp
 from edgelm_runtime.model_file.digest import GRAPH_PART, SIDECAR_PART, file_digest
 from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
+from edgelm_runtime.validation import path_of
 
 DO_NOT_USE = "get the original file again, or export it again"
 
@@ -50,7 +51,7 @@ def verify(path: str | Path, provider: str = "auto", threads: int | None = None)
 
     Raises VerificationError where something differs, ModelFileError where the file cannot be used at all.
     """
-    path = Path(path)
+    path = path_of("the model", path)
     session = Session(path, provider, threads)
     try:
         if not is_model_file(session.metadata):

@@ -18,6 +18,7 @@ from edgelm_runtime.errors import MissingExtraError, OptionError
 from edgelm_runtime.text.messages import ROLES, Message, as_parts, checked, joined_parts, plain, text_size
 from edgelm_runtime.text.stand_ins import StandIns
 from edgelm_runtime.text.tokenizer import Tokenizer
+from edgelm_runtime.validation import shown
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -113,7 +114,7 @@ def _options(
             raise OptionError("tools are not a list of JSON schemas", "give a mapping for each function")
         options["tools"] = plain(list(tools))
     if more is not None and not isinstance(more, Mapping):
-        raise OptionError(f"template_options is {more!r}", "give a mapping of names to values")
+        raise OptionError(f"template_options is {shown(more)}", "give a mapping of names to values")
     for name, value in (more or {}).items():
         if name in RESERVED:
             raise OptionError(f"template_options sets {name}", "give it as an argument of its own")
@@ -122,7 +123,7 @@ def _options(
     given = [*(more or {}), *(["tools"] if tools is not None else [])]
     if unknown := [name for name in given if name not in known]:
         read = ", ".join(sorted(known - {*RESERVED[:2], "bos_token", "eos_token"})) or "none"
-        raise OptionError(f"the model's chat template takes no {unknown[0]!r}", f"what it takes: {read}")
+        raise OptionError(f"the model's chat template takes no {shown(unknown[0])}", f"what it takes: {read}")
     return options
 
 
@@ -243,7 +244,9 @@ def _plain(messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -
     parts = []
     for message in map(joined_parts, messages):
         if message["role"] not in ROLES:
-            raise OptionError(f"a message has role {message['role']!r}", f"choose one of {', '.join(ROLES)}")
+            raise OptionError(
+                f"a message has role {shown(message['role'])}", f"choose one of {', '.join(ROLES)}"
+            )
         content = message.get("content", "")
         unnamed = message["role"] in ("system", "developer")
         parts.append(content if unnamed else f"{message['role'].capitalize()}: {content}")

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from edgelm_runtime.errors import OptionError
+from edgelm_runtime.validation import shown
 
 Message = Mapping[str, Any]
 """`role` and `content`, and whatever else the model's template reads (`name`, `tool_calls`, ...)."""
@@ -24,24 +25,24 @@ def checked(messages: Sequence[Message], special: Iterable[str] = ()) -> list[di
     """
     if isinstance(messages, (str, Mapping)) or not isinstance(messages, Sequence) or not messages:
         raise OptionError(
-            f"messages is {_short(messages)}", 'give a list such as [{"role": "user", "content": "Hi"}]'
+            f"messages is {shown(messages)}", 'give a list such as [{"role": "user", "content": "Hi"}]'
         )
     return [_message(message, special) for message in messages]
 
 
 def _message(message: Any, special: Iterable[str]) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise OptionError(f"a message is {_short(message)}", "give role and content, both text")
+        raise OptionError(f"a message is {shown(message)}", "give role and content, both text")
     made = {name: plain(value) for name, value in message.items() if value is not None}
     role, content = made.get("role"), made.get("content")
     if not isinstance(role, str) or not role or len(role) > 64 or not role.isprintable():
-        raise OptionError(f"a message has role {_short(role)}", f"choose one of {', '.join(ROLES)}")
+        raise OptionError(f"a message has role {shown(role)}", f"choose one of {', '.join(ROLES)}")
     if role not in ROLES and any(role in text for text in special):
         raise OptionError(f"a message has role {role!r}, a part of a special token", "choose another name")
     if isinstance(content, list):
         made["content"] = [_part(part) for part in content]
     elif not isinstance(content, str) and not (content is None and made.get("tool_calls")):
-        raise OptionError(f"a message is {_short(message)}", "give role and content, both text")
+        raise OptionError(f"a message is {shown(message)}", "give role and content, both text")
     thought = next((made[name] for name in REASONING if name in made), None)
     return made if thought is None else {"thinking": thought, **made, "reasoning_content": thought}
 
@@ -53,7 +54,7 @@ def _part(part: Any) -> dict[str, Any]:
         return part
     kind = part.get("type") if isinstance(part, dict) else part
     raise OptionError(
-        f"a part of a message is {_short(kind)}", 'edgelm takes {"type": "text", "text": ...} only'
+        f"a part of a message is {shown(kind)}", 'edgelm takes {"type": "text", "text": ...} only'
     )
 
 
@@ -70,7 +71,7 @@ def plain(value: Any, depth: int = 0) -> Any:
         return {str(key): plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item, depth + 1) for item in value]
-    raise OptionError(f"a value of a message is {_short(value)}", "give text, numbers, lists and mappings")
+    raise OptionError(f"a value of a message is {shown(value)}", "give text, numbers, lists and mappings")
 
 
 def text_size(value: Any) -> int:
@@ -96,8 +97,3 @@ def as_parts(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         return dict(message)
     return {**message, "content": [{"type": "text", "text": content}]}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:100]}..."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from typing import Literal, get_args
 
-from edgelm_runtime.errors import OptionError
+from edgelm_runtime.errors import OptionError, shown
 
 DecodeErrors = Literal["error", "replace"]
 
@@ -18,7 +18,7 @@ def as_text(content: bytes, name: str, encoding: str = "utf-8", decode_errors: D
     """
     if decode_errors not in get_args(DecodeErrors):
         raise OptionError(
-            f"decode_errors is {decode_errors!r}", f"choose one of {', '.join(get_args(DecodeErrors))}"
+            f"decode_errors is {shown(decode_errors)}", f"choose one of {', '.join(get_args(DecodeErrors))}"
         )
     try:
         known = codecs.lookup(encoding).name
@@ -32,8 +32,8 @@ def as_text(content: bytes, name: str, encoding: str = "utf-8", decode_errors: D
     except (LookupError, ValueError, TypeError, AttributeError) as error:
         # Some of Python's codecs turn bytes into bytes.
         raise OptionError(
-            f"there is no text encoding {encoding!r}", "name one that Python knows, such as cp1252"
+            f"there is no text encoding {shown(encoding)}", "name one that Python knows, such as cp1252"
         ) from error
     if not isinstance(text, str):
-        raise OptionError(f"{encoding!r} is no text encoding", "name one such as cp1252")
+        raise OptionError(f"{shown(encoding)} is no text encoding", "name one such as cp1252")
     return text.removeprefix("\ufeff").replace("\r\n", "\n")

@@ -26,6 +26,8 @@ from edgelm_runtime.errors import OptionError, TokenizerError
 from edgelm_runtime.text.byte_pairs import BytePairs
 from edgelm_runtime.text.named_tokens import NamedTokens, Strip
 from edgelm_runtime.text.tokenizer_json import arguments, saved_values
+from edgelm_runtime.text.tokenizer_parts import allowed_names, check_parts
+from edgelm_runtime.validation import is_whole, shown
 
 END_OF_TEXT = "<|endoftext|>"
 
@@ -83,6 +85,10 @@ class Tokenizer:
         prefix_space: PrefixSpace = "never",
         drop_unknown: bool = False,
     ) -> None:
+        check_parts(
+            tokens=tokens, pattern=pattern, special=special, ids=ids, added=added, normalized=normalized, strip=strip,
+            decode_only=decode_only, space_symbol=space_symbol, drop_unknown=drop_unknown,
+        )  # fmt: skip
         self.tokens = list(tokens)
         self.pattern = pattern
         self.special = dict(special or {})
@@ -97,7 +103,7 @@ class Tokenizer:
         self.drop_unknown = drop_unknown
         if normalization not in ("", "NFC") or prefix_space not in get_args(PrefixSpace):
             raise TokenizerError(
-                f"the tokenizer asks for normalization {normalization!r}, prefix space {prefix_space!r}",
+                f"the tokenizer asks for normalization {shown(normalization)}, prefix space {shown(prefix_space)}",
                 "update edgelm",
             )
         self._table = self._id_table()
@@ -110,8 +116,6 @@ class Tokenizer:
         self._normal_cut = NamedTokens(forms, self.strip)
         every_id = [token_id for entry in self._table for token_id in entry]
         every_id += [*self._named.values(), *self.decode_only]
-        if not all(isinstance(token_id, int) and token_id >= 0 for token_id in every_id):
-            raise TokenizerError("a token id of the tokenizer is not a whole number from 0", "make it again")
         self.vocab_size = 1 + max(every_id)
         self._pairs = BytePairs(self.tokens, pattern)
 
@@ -182,11 +186,8 @@ class Tokenizer:
         Raises OptionError for a special token that the model does not have.
         """
         if not isinstance(text, str):
-            raise OptionError(f"the text is {text!r}"[:200], "give a string")
-        allowed = set(self.special) if allowed_special == "all" else _as_set(allowed_special)
-        if unknown := sorted(allowed - set(self.special)):
-            known = ", ".join(sorted(self.special)) or "none"
-            raise OptionError(f"unknown special token {unknown[0]!r}", f"the model has: {known}")
+            raise OptionError(f"the text is {shown(text)}", "give a string")
+        allowed = allowed_names(allowed_special, self.special)
         meant = str.maketrans(dict(stand_ins)) if stand_ins else None
         found: list[int] = []
         start = 0
@@ -248,7 +249,9 @@ class Tokenizer:
         unknown = [c for c in set(text) if not self._gaps.isdisjoint(self._pairs.ranks(c))]
         if not self.drop_unknown:
             first = min(unknown, key=text.index)
-            raise OptionError(f"the model's vocabulary has nothing for {first!r}", "leave it out of the text")
+            raise OptionError(
+                f"the model's vocabulary has nothing for {shown(first)}", "leave it out of the text"
+            )
         return text.translate({ord(character): None for character in unknown})
 
     def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
@@ -259,10 +262,11 @@ class Tokenizer:
         table, hidden = self._bytes, self.special_ids if skip_special else frozenset()
         parts = []
         # An array or a tensor gives plain numbers at once; its own items would not be found in a set.
-        for token_id in np.asarray(ids).tolist() if hasattr(ids, "__array__") else ids:
-            if not 0 <= token_id < len(table):
+        every: Any = np.asarray(ids).tolist() if hasattr(ids, "__array__") else ids
+        for token_id in every if isinstance(every, Iterable) else (every,):
+            if not is_whole(token_id, 0, len(table) - 1):
                 raise OptionError(
-                    f"token id {token_id} is outside the vocabulary of {len(table)}",
+                    f"token id {shown(token_id)} is outside the vocabulary of {len(table)}",
                     f"give ids from 0 to {len(table) - 1}",
                 )
             if token_id not in hidden:
@@ -286,13 +290,11 @@ class Tokenizer:
         try:
             return cls(**arguments(values))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TokenizerError(f"not a saved tokenizer: {error!r}", "save the tokenizer again") from error
+            raise TokenizerError(
+                f"not a saved tokenizer: {shown(error)}", "save the tokenizer again"
+            ) from error
 
     @cached_property
     def digest(self) -> str:
         """SHA-256 over all that decides how text becomes ids."""
         return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
-
-
-def _as_set(names: Collection[str] | str) -> set[str]:
-    return {names} if isinstance(names, str) else set(names)

@@ -7,6 +7,8 @@ from binascii import a2b_base64
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from edgelm_runtime.validation import shown
+
 if TYPE_CHECKING:
     from edgelm_runtime.text.tokenizer import Tokenizer
 
@@ -40,6 +42,8 @@ def saved_values(tokenizer: Tokenizer) -> dict[str, Any]:
 def arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `Tokenizer` that were saved. Raises KeyError, TypeError, ValueError or AttributeError
     for values of another form."""
+    if not isinstance(values, Mapping):
+        raise TypeError(f"it is {shown(values)} and not an object")
     return {
         "tokens": [a2b_base64(token) for token in values["tokens"]],
         "pattern": values["pattern"],

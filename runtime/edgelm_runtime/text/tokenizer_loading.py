@@ -11,6 +11,7 @@ from edgelm_runtime.errors import TokenizerError
 from edgelm_runtime.git_lfs import refuse_pointer
 from edgelm_runtime.text.huggingface.convert import is_huggingface, tokenizer_from
 from edgelm_runtime.text.tokenizer import END_OF_TEXT, Tokenizer
+from edgelm_runtime.validation import path_of, shown
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -26,13 +27,13 @@ def named_tokenizer(name: str) -> Tokenizer:
     if name not in tiktoken.list_encoding_names():
         known = ", ".join(["bytes", *tiktoken.list_encoding_names()])
         raise TokenizerError(
-            f"no tokenizer file or encoding {name!r}", f"give a saved file or one of: {known}"
+            f"no tokenizer file or encoding {shown(name)}", f"give a saved file or one of: {known}"
         )
     try:
         encoding = tiktoken.get_encoding(name)
     except Exception as error:  # whatever the HTTP client raises
         raise TokenizerError(
-            f"the ranks of {name!r} are not on this machine and cannot be downloaded ({type(error).__name__})",
+            f"the ranks of {shown(name)} are not on this machine and cannot be downloaded ({type(error).__name__})",
             "point TIKTOKEN_CACHE_DIR at a folder that has them, or give a saved tokenizer.json",
         ) from error
     by_rank = sorted(encoding._mergeable_ranks.items(), key=lambda item: item[1])
@@ -51,19 +52,20 @@ def load_tokenizer(source: str | Path) -> Tokenizer:
     A file is one that edgelm saved, or a Hugging Face tokenizer.json. Raises TokenizerError where it is none of them,
     MissingExtraError where reading it takes the package `tokenizers`.
     """
+    path = path_of("the tokenizer", source)
     if str(source) == "bytes":
         return byte_tokenizer()
-    path = Path(source)
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.is_file():
-        return named_tokenizer(str(source))
     try:
+        if path.is_dir():
+            path = path / "tokenizer.json"
+        if not path.is_file():
+            return named_tokenizer(str(source))
         refuse_pointer(path)
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise TokenizerError(
-            f"cannot read the tokenizer {path}: {error}", "give a saved tokenizer file, or a tokenizer.json"
+            f"cannot read the tokenizer {shown(str(path))}: {error}",
+            "give a saved tokenizer file, or a tokenizer.json",
         ) from error
     if not isinstance(values, dict):
         raise TokenizerError(
