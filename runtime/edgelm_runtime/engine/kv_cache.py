@@ -60,9 +60,8 @@ class Cache:
         self._place: list[int] = []  # where each slot lies in the buffers
         self._free: list[int] = []  # the least recently used first
         self.reused = 0
-        self._token_bytes = sum(
-            past_states(session.inputs[name], 1, 1).nbytes for name in past_names(session.inputs)
-        )
+        inputs = session.inputs
+        self._token_bytes = sum(past_states(inputs[name], 1, 1).nbytes for name in past_names(inputs))
         self._raw = session.raw
         self._bindings: OrderedDict[tuple[int, int], BoundRun] = OrderedDict()
 
