@@ -260,7 +260,7 @@ class Cache:
         logits = self._bound(first, first + len(run))(ids, lengths, 1)
         for index in run:
             self._held[slots[index]] = rows[index].copy()
-        return logits[..., : self._vocab_size]
+        return logits[:, :, : self._vocab_size]
 
     def _bound(self, first: int, last: int) -> BoundRun:
         if self._raw is not self._session.raw:  # a session is made anew in a forked process
