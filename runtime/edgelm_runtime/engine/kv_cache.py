@@ -211,9 +211,9 @@ class Cache:
         """Compute row[start:end] in one run, after what the slot holds of the row; logits of the last `count`."""
         place = self._place[slot]
         self._held[slot] = self._held[slot][:start]  # if the run fails, the rest is not to be relied on
-        (logits,) = self._bound(place, place + 1)(row[None, start:end], [start], count)
+        logits = self._bound(place, place + 1)(row[None, start:end], [start], count)
         self._held[slot] = row[:end].copy()
-        return logits[:, : self._vocab_size]
+        return logits[0, :, : self._vocab_size]
 
     def _arrange(self, slots: Sequence[int]) -> None:
         """Bring `slots` next to each other in the buffers, since a run takes what lies between two addresses.
