@@ -281,6 +281,21 @@ def test_a_prompt_is_computed_in_chunks(cached: LanguageModel, monkeypatch: pyte
             assert any(size == 1 for size in runs[1:5]), "a step of the other between the chunks"
 
 
+@pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
+def test_a_long_prompt_has_its_turn(cached: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows that slide are computed in full at each step, and are always nearer to their next token."""
+    from edgelm_runtime.engine import kv_cache
+
+    monkeypatch.setattr(kv_cache, "chunk_size", lambda session: 4)
+    prompts = [[number, *range(100, 123)] for number in range(3)]
+    wanted = cached.generate([9] * 24, max_new_tokens=2).token_ids
+    with cached.engine(parallel=4) as engine:
+        sliding = [engine.submit(prompt, max_new_tokens=ENDLESS) for prompt in prompts]
+        for ticket in sliding:
+            next(iter(ticket))
+        assert engine.submit([9] * 24, max_new_tokens=2).result(60).token_ids == wanted
+
+
 def _counted(monkeypatch: pytest.MonkeyPatch, after: Any) -> list[int]:
     """How many tokens each run of a graph is fed, from now on."""
     sizes: list[int] = []
