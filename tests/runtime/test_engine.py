@@ -281,6 +281,21 @@ def test_a_prompt_is_computed_in_chunks(cached: LanguageModel, monkeypatch: pyte
             assert any(size == 1 for size in runs[1:5]), "a step of the other between the chunks"
 
 
+@pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
+def test_a_long_prompt_has_its_turn(cached: LanguageModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows that slide are computed in full at each step, and are always nearer to their next token."""
+    from edgelm_runtime.engine import kv_cache
+
+    monkeypatch.setattr(kv_cache, "chunk_size", lambda session: 4)
+    prompts = [[number, *range(100, 123)] for number in range(3)]
+    wanted = cached.generate([9] * 24, max_new_tokens=2).token_ids
+    with cached.engine(parallel=4) as engine:
+        sliding = [engine.submit(prompt, max_new_tokens=ENDLESS) for prompt in prompts]
+        for ticket in sliding:
+            next(iter(ticket))
+        assert engine.submit([9] * 24, max_new_tokens=2).result(60).token_ids == wanted
+
+
 def _counted(monkeypatch: pytest.MonkeyPatch, after: Any) -> list[int]:
     """How many tokens each run of a graph is fed, from now on."""
     sizes: list[int] = []
@@ -306,3 +321,25 @@ def test_a_batch_gives_its_memory_back(cached: LanguageModel) -> None:
     (cache,) = decoder._idle
     assert len(cache._held) <= 8 and len(cache._bindings) <= 8 and cache._size[0] <= 8
     assert all(len(buffer.states()) <= 8 for buffer in cache._past.values())
+
+
+def test_rows_without_a_cache_are_passes_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of similar length together, and each row its own logits."""
+    from edgelm_runtime.engine import graph_inputs
+
+    monkeypatch.setattr(graph_inputs, "MOST_TOKENS", 20)
+    with load(fakes.TINY, threads=1) as lm:
+        rows = [np.arange(length) for length in (3, 20, 4, 9, 10, 1)]
+        counts = [1, 2, 1, 3, 1, 1]
+        sizes: list[tuple[int, ...]] = []
+        run = lm._session.run
+
+        def noted(outputs: Any, feeds: Any) -> Any:
+            sizes.append(feeds["input_ids"].shape)
+            return run(outputs, feeds)
+
+        monkeypatch.setattr(lm._session, "run", noted)
+        found = lm._decoder(rows, counts)
+        assert sizes == [(3, 4), (2, 10), (1, 20)]
+        for row, count, logits in zip(rows, counts, found, strict=True):
+            np.testing.assert_allclose(logits, lm._decoder([row], [count])[0], atol=1e-5)
