@@ -36,6 +36,7 @@ COMMANDS = {
     "score": "Measure how well a model predicts texts.",
     "embed": "Turn texts into vectors.",
     "web": "Write a web page that runs a model, complete and offline.",
+    "batch": "Answer a file of requests.",
     "bench": "Measure speed and memory of a model file.",
 }
 
