@@ -65,7 +65,7 @@ def command(
     with load_model(words[0] if len(words) == 2 else None, options) as lm:
         settings = {"options": defaults, "model": dict(lm.info.digest) or lm.info.config}
         with (
-            lm.engine(parallel, queue=parallel) as engine,
+            lm.engine(parallel, queue=1024) as engine,
             click.progressbar(
                 length=len(range(part[0] - 1, len(lines), part[1])),
                 label="answering",

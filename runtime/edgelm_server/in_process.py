@@ -7,12 +7,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from edgelm_server.app import create_app
-from edgelm_server.settings import Settings
-
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.language_model import LanguageModel
 from edgelm_runtime.serving.engine import Engine
+from edgelm_server.app import create_app
+from edgelm_server.options import SAME
+from edgelm_server.settings import Settings
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings")
 
@@ -25,7 +25,7 @@ def batch_app(lm: LanguageModel, engine: Engine) -> Any:
 def answer_batch_line(app: Any, line: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
     """What OpenAI's batches say about a line: its `response`, or an `error`.
 
-    `defaults` are fields of the body that the line does not have. Raises OptionError for a line that is none.
+    `defaults` are options of generation that the body does not name. Raises OptionError for a line that is none.
     See https://platform.openai.com/docs/api-reference/batch/request-input.
     """
     url, body = line.get("url"), line["body"]
@@ -36,10 +36,23 @@ def answer_batch_line(app: Any, line: Mapping[str, Any], defaults: Mapping[str, 
     if not isinstance(body, dict):
         raise OptionError("the body of the line is no JSON object", "see OpenAI's batch files")
     # A batch runs against the one model that was given, whatever its lines call it; its answers come whole.
-    body = {**defaults, **{name: value for name, value in body.items() if name not in ("model", "stream")}}
+    body = {name: value for name, value in body.items() if name not in ("model", "stream")}
+    if not url.endswith("embeddings"):
+        body = {**_fields(defaults, body), **body}
     status, reply = asyncio.run(_post(app, str(url), json.dumps(body).encode()))
     response = {"status_code": status, "request_id": reply.get("id", ""), "body": reply}
     return {"response": response, "error": reply.get("error") if status >= 400 else None}
+
+
+def _fields(options: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
+    """The runtime's options by the names that a body has for them. Raises OptionError for one that it cannot have."""
+    fields = dict(options)
+    if (limit := fields.pop("max_new_tokens", None)) is not None and "max_completion_tokens" not in body:
+        fields["max_tokens"] = limit
+    for name in fields:
+        if name not in (*SAME, "seed", "stop", "max_tokens"):
+            raise OptionError(f"the option {name} has no field in OpenAI's requests", "leave it out")
+    return fields
 
 
 async def _post(app: Any, path: str, body: bytes) -> tuple[int, dict[str, Any]]:

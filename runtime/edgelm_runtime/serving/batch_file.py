@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from edgelm_runtime.errors import EdgelmError, OptionError, OutputError
+from edgelm_runtime.errors import EdgelmError, MissingExtraError, OptionError, OutputError
 from edgelm_runtime.serving.engine import Engine
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -141,12 +141,17 @@ def _finished(
 def _answered_line(key: str, line: bytes, answer: Answer) -> dict[str, Any]:
     named: dict[str, Any] = {"answers": key}
     try:
-        request = json.loads(line)
+        try:
+            request = json.loads(line)
+        except ValueError as error:
+            raise OptionError(f"the line is not JSON: {error}", 'write {"prompt": "..."}') from None
         if not isinstance(request, dict):
             raise OptionError("the line is no JSON object", 'write {"prompt": "..."}')
         named |= {name: request[name] for name in NAMES if name in request}
         return named | answer(request)
-    except (ValueError, RecursionError, EdgelmError) as error:  # OptionError is a ValueError too
+    except MissingExtraError:  # true of every line of its kind: the whole run ends
+        raise
+    except (EdgelmError, RecursionError, TypeError) as error:  # TypeError: a field that is no option's name
         return named | {"error": {"message": " ".join(str(error).split())}}
 
 

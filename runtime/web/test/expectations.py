@@ -139,7 +139,6 @@ def draws() -> list[list[Any]]:
 def tokenizers() -> list[dict[str, Any]]:
     """Every kind that imports make, with a mixed corpus of 100 kB in many scripts."""
     import test_import_tokenizers as made
-
     from edgelm.importers.tokenizers.check import probe_texts
 
     kinds: dict[str, Tokenizer] = {"small": small_tokenizer()}
