@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import tokenizers
-from edgelm.importers.tokenizers.convert import convert
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from edgelm_runtime import OptionError, Tokenizer
 from edgelm_runtime.text.chat_template import encode_chat
+from edgelm_runtime.text.huggingface.convert import convert
 
 SPECIAL = (
     "<s>", "</s>", "<|im_start|>", "<|im_end|>", "[INST]", "[/INST]", "[THINK]", "[/THINK]", "<|eot|>", "<|header|>",

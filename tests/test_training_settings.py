@@ -111,6 +111,8 @@ def test_every_setting_has_a_flag() -> None:
         ({"epochs": math.nan}, {}, "epochs is nan"),
         ({"holdout": math.nan}, {}, "holdout is nan"),
         ({"data": [1]}, {}, "data is"),
+        ({"weight": ["a.jsonl"]}, {}, "weight is 'a.jsonl'"),
+        ({"weight": ["a.jsonl=0"]}, {}, "weight is 'a.jsonl=0'"),
         ({}, {"rope_theta": 0.0}, "rope_theta is 0.0"),
         ({}, {"attention_scale": math.nan}, "attention_scale is nan"),
         ({}, {"dropout": math.nan}, "dropout is nan"),

@@ -25,6 +25,7 @@ COMMANDS = {
     "demo": "Train, export, verify and run a small model of Python code, start to finish.",
     "train": "Train a tokenizer and a model on your text.",
     "import": "Turn a model from elsewhere into an edgelm checkpoint.",
+    "convert": "Write a model for transformers or llama.cpp.",
     "export": "Write a checkpoint, or a model from elsewhere, as one .onnx file.",
     "quantize": "Make a finished model file smaller and faster.",
     "verify": "Check that a model file still gives the results that it was exported with.",
@@ -34,12 +35,15 @@ COMMANDS = {
     "serve": "Answer programs and web pages over HTTP, as OpenAI's interface does.",
     "score": "Measure how well a model predicts texts.",
     "embed": "Turn texts into vectors.",
+    "web": "Write a web page that runs a model, complete and offline.",
+    "batch": "Answer a file of requests.",
     "bench": "Measure speed and memory of a model file.",
 }
 
 # Packages that come with an extra, by what an ImportError names.
 EXTRAS = {
     "torch": "train", "onnx": "train", "onnxscript": "train", "onnx_ir": "train", "safetensors": "train",
+    "filelock": "train",
     "tokenizers": "train", "gguf": "train", "matplotlib": "train", "jinja2": "chat",
     "llguidance": "constrain", "starlette": "serve", "uvicorn": "serve",
 }  # fmt: skip

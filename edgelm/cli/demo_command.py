@@ -58,3 +58,4 @@ def command(out: Path | None, minutes: float, overwrite: bool) -> None:
                 sys.stdout.flush()
             click.echo()
     click.echo(f'\nNow try: edgelm run {model} "def main("')
+    click.echo(f"In a browser: edgelm web {model} -o {out / 'page'}")

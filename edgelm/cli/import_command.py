@@ -15,7 +15,8 @@ import click
     metavar="PATH|NAME|none",
     help="Tokenizer file, tiktoken encoding, or none for token ids only, instead of the source's own.",
 )
-def command(source: str, out: Path, tokenizer: str | None) -> None:
+@click.option("--adapter", metavar="FOLDER", help="PEFT's LoRA adapter to merge into a Hugging Face model.")
+def command(source: str, out: Path, tokenizer: str | None, adapter: str | None) -> None:
     """Turn SOURCE into an edgelm checkpoint.
 
     SOURCE is a Hugging Face folder or hub name, a GGUF file, nanoGPT's ckpt.pt or a .pt file of
@@ -24,7 +25,7 @@ def command(source: str, out: Path, tokenizer: str | None) -> None:
     from edgelm.checkpoint import save_checkpoint
     from edgelm.importers import load_source
 
-    checkpoint = load_source(source, tokenizer)
+    checkpoint = load_source(source, tokenizer, adapter)
     save_checkpoint(checkpoint, out)
     config = checkpoint.config
     parameters = sum(weight.numel() for weight in checkpoint.model.parameters())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,39 +42,45 @@ def _rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _model_rows(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    graph, parity, tokenizer = about["graph"], about["parity"], about["tokenizer"]
+    tokenizer = about["tokenizer"]
     if about["sidecar"]:
         yield "sidecar", f"{about['sidecar']}, {_megabytes(about['sidecar_bytes'])}"
-    if graph:
-        yield "parameters", f"{graph['parameters']:,} ({graph['dtype']}, {_megabytes(graph['weight_bytes'])})"
-    yield "architecture", _architecture(about["architecture"])
-    yield "context", f"{about['context_length']} tokens"
+    graph = dict(about["graph"])
+    if "weight_bytes" in graph:
+        graph["size"] = _megabytes(graph["weight_bytes"])
+    operators = ", ".join(f"{count} {name}" for name, count in graph.get("operators", {}).items())
     kind = "no tokenizer, token ids only" if tokenizer is None else f"{tokenizer['tokens']} byte strings"
     special = "" if tokenizer is None else f" and {_counted(len(tokenizer['special']), 'special token')}"
-    yield "vocabulary", f"{about['vocab_size']} ids; {kind}{special}"
-    if graph:
-        yield (
-            "graph",
-            f"opset {graph['opset']}; " + ", ".join(f"{n} {op}" for op, n in graph["operators"].items()),
-        )
-    if parity:
-        yield (
-            "parity",
-            (
-                f"largest error against PyTorch {parity['max_abs_error']:.1e} over {parity['cases']} batches "
-                f"of up to {parity['longest']} tokens (allowed {parity['atol']:.1e}), "
-                f"greedy agreement {parity['greedy_agreement']:.2%}"
-            ),
-        )
-    if quality := about["quality"]:
-        yield (
-            "quality",
-            (
-                f"{quality['plan']}: perplexity {quality['perplexity']:.4g}, {quality['ppl_increase_pct']:+.2f}% "
-                f"compared with fp32, top-1 agreement {quality['top1_agreement']:.1%} on {quality['text']}"
-            ),
-        )
+    rows = {
+        "parameters": _joined(graph, "{parameters:,} ({dtype}, {size})"),
+        "architecture": _architecture(about["architecture"]),
+        "context": f"{about['context_length']} tokens",
+        "vocabulary": f"{about['vocab_size']} ids; {kind}{special}",
+        "graph": _joined(graph, "opset {opset}") + (f"; {operators}" if operators else ""),
+        "parity": _joined(
+            about["parity"],
+            "largest error against PyTorch {max_abs_error:.1e} over {cases} batches of up to {longest} tokens "
+            "(allowed {atol:.1e})",
+            "greedy agreement {greedy_agreement:.2%}",
+        ),
+        "quality": _joined(
+            about["quality"],
+            "{plan}: perplexity {perplexity:.4g}",
+            "{ppl_increase_pct:+.2f}% compared with fp32",
+            "top-1 agreement {top1_agreement:.1%} on {text}",
+        ),
+    }
+    yield from ((name, text) for name, text in rows.items() if text)
     yield from _origin(about["origin"])
+
+
+def _joined(values: Mapping[str, Any], *forms: str) -> str:
+    """Each of `forms` filled with the values that it names; those that name a missing one are left out."""
+    parts = []
+    for form in forms:
+        with contextlib.suppress(KeyError):
+            parts.append(form.format_map(values))
+    return ", ".join(parts)
 
 
 def _origin(origin: Mapping[str, Any], row: str = "origin") -> Iterator[tuple[str, str]]:
@@ -127,19 +134,25 @@ def _is_number(value: Any) -> bool:
 
 
 def _architecture(config: Mapping[str, Any]) -> str:
-    heads = _counted(config["num_heads"], "head") + f" of {config['head_dim']}"
-    if config["num_kv_heads"] != config["num_heads"]:
-        heads += f" on {_counted(config['num_kv_heads'], 'key-value head')}"
-    parts = [
-        f"{_counted(config['num_layers'], 'layer')}, width {config['width']}, {heads}",
-        f"MLP {config['mlp_width']} {config['activation']}{' gated' if config['gated_mlp'] else ''}",
-        config["norm"],
-        f"{config['position']} positions",
-        f"{'tied' if config['tied_head'] else 'separate'} head",
+    words = {"num_layers": "layer", "num_heads": "head", "num_kv_heads": "key-value head"}
+    values = {
+        **config,
+        **{name: _counted(config[name], word) for name, word in words.items() if name in config},
+    }
+    shared = config.get("num_kv_heads") != config.get("num_heads")
+    forms = [
+        "{num_layers}",
+        "width {width}",
+        "{num_heads} of {head_dim}" + (" on {num_kv_heads}" if shared else ""),
+        "MLP {mlp_width} {activation}" + (" gated" if config.get("gated_mlp") else ""),
+        "{norm}",
+        "{position} positions",
     ]
-    if config["sliding_window"]:
-        parts.append(f"window of {config['sliding_window']}")
-    return ", ".join(parts)
+    if "tied_head" in config:
+        forms.append("tied head" if config["tied_head"] else "separate head")
+    if config.get("sliding_window"):
+        forms.append("window of {sliding_window}")
+    return _joined(values, *forms)
 
 
 def _counted(number: int, name: str) -> str:

@@ -35,7 +35,7 @@ from edgelm.training.config import TEACHING, RunConfig, TrainingConfig, resolve,
 def command(
     data: tuple[str, ...], out: Path, preset: str | None, resume: bool, overwrite: bool, **given: Any
 ) -> None:
-    """Train a tokenizer and a model on your text.
+    """Train a model on your text, or teach one with your chats.
 
     DATA are files, folders, globs, - for standard input, or @stdlib for Python's own source code. JSON lines
     (.jsonl, .ndjson) and .parquet hold a document or a chat per line or row, any other file is one document;

@@ -106,7 +106,14 @@ def _flag(item: Field[Any], kind: Any, about: str, group: str) -> Callable[[Func
         return click.option(f"--{name}/--no-{name}", item.name, default=None, help=about, **settings)
     if kind == tuple[str, ...]:
         text = f"{about} Repeat the option for several."
-        return click.option(f"--{name}", item.name, multiple=True, metavar="PATTERN", help=text, **settings)
+        return click.option(
+            f"--{name}",
+            item.name,
+            multiple=True,
+            metavar="PATTERN=N" if name == "weight" else "PATTERN",
+            help=text,
+            **settings,
+        )
     choices = typing.get_args(kind)
     return click.option(
         f"--{name}", item.name, type=click.Choice(choices) if choices else kind, help=about, **settings

@@ -40,6 +40,23 @@ def find_files(data: Sequence[str], include: Sequence[str] = (), exclude: Sequen
     return list(found)
 
 
+def weighted(files: Sequence[Path], weights: Sequence[str]) -> list[Path]:
+    """The files, those that match a pattern of `weights` (PATTERN=N) N times. Of several patterns the last holds.
+
+    Raises DataError for a pattern that matches none.
+    """
+    times = dict.fromkeys(files, 1)
+    for weight in weights:
+        pattern, _, number = weight.rpartition("=")
+        found = [path for path in files if _matches(path, (pattern,))]
+        if not found:
+            raise DataError(
+                f"no file of the data matches {pattern!r}, which --weight names", "check the pattern"
+            )
+        times.update(dict.fromkeys(found, int(number)))
+    return [path for path in files for _ in range(times[path])]
+
+
 def refuse_overlap(data: Sequence[str], out: Path, exclude: Sequence[str] = ()) -> None:
     """Raise OutputError where `out` would lie inside a folder of the data, or holds some of the data.
 

@@ -55,7 +55,7 @@ def opened(path: Path, compression: str = "") -> Iterator[BinaryIO]:
                     yield cast(BinaryIO, content)
             elif compression == ".zst":
                 with _zstandard().ZstdDecompressor().stream_reader(file, read_across_frames=True) as content:
-                    yield io.BufferedReader(content)  # type: ignore[assignment]
+                    yield io.BufferedReader(content)
             else:
                 yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

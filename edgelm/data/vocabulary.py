@@ -14,6 +14,7 @@ from tokenizers import Tokenizer as Trainee
 
 from edgelm.data.documents import Piece, Reading, read_piece
 from edgelm_runtime.errors import ConfigError
+from edgelm_runtime.text.huggingface.byte_level import BYTE_OF
 from edgelm_runtime.text.tokenizer import DEFAULT_PATTERN, END_OF_TEXT, Tokenizer
 
 LEAST_VOCABULARY = 257
@@ -63,18 +64,4 @@ def sample_texts(pieces: Sequence[Piece], reading: Reading, limit: int = SAMPLE_
 
 
 def _as_bytes(token: str) -> bytes:
-    return bytes(_BYTE_OF[character] for character in token)
-
-
-def _byte_characters() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for.
-
-    The printable characters of Latin-1 stand for themselves, all other bytes, in order, for U+0100 and
-    the characters after it; so GPT-2's `encoder.py` defines it, and `tokenizers` follows.
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_characters()
+    return bytes(BYTE_OF[character] for character in token)

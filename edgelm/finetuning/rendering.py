@@ -52,7 +52,7 @@ class Renderer:
         ends, bos = tuple(generation.get("end_ids", ())), generation.get("bos_id")
         template = generation.get("chat_template")
         special = {
-            "bos_token": texts.get(bos, ""),
+            "bos_token": texts.get(bos, "") if bos is not None else "",
             "eos_token": texts.get(ends[0], "") if ends else "",
         }
         # A template says itself where the begin token goes.
@@ -79,7 +79,7 @@ class Renderer:
         return [self._own_row(messages[: index + 1], tools) for index in answers]
 
     def _encode(self, messages: Messages, tools: Tools, prompt: bool) -> list[int]:
-        options = {"tools": tools} if tools else {}
+        options: dict[str, Any] = {"tools": tools} if tools else {}
         ids = encode_chat(messages, self.template, self.tokenizer, self.special, prompt, **options)
         return [*self.begin, *ids]
 
@@ -126,7 +126,7 @@ class Renderer:
         assert self.template is not None
         template = re.sub(_TAG, lambda match: match[0] + f'{{{{ "{_OPEN}" }}}}', self.template)
         template = re.sub(_END_TAG, lambda match: f'{{{{ "{_CLOSE}" }}}}' + match[0], template)
-        options = {"tools": tools} if tools else {}
+        options: dict[str, Any] = {"tools": tools} if tools else {}
         text = render_chat(messages, template, self.special, False, **options)
         ids = self._encode(messages, tools, False)
         parts = re.split(f"([{_OPEN}{_CLOSE}])", text)

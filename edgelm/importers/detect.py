@@ -29,14 +29,19 @@ from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def load_source(source: str | Path, tokenizer: str | None = None) -> Checkpoint:
+def load_source(
+    source: str | Path, tokenizer: str | None = None, adapter: str | Path | None = None
+) -> Checkpoint:
     """The model of any supported source, with tokenizer and generation defaults; weights float32, on the CPU.
 
-    `tokenizer` replaces the source's own: a path, a tiktoken name, or "none" for ids only. Raises
-    CheckpointError for what is missing, damaged or unknown, TokenizerError where a tokenizer is lacking.
+    `tokenizer` replaces the source's own: a path, a tiktoken name, or "none" for ids only. `adapter` is a folder of
+    PEFT, merged into the weights of a Hugging Face model. Raises CheckpointError for what is missing, damaged or
+    unknown, TokenizerError where a tokenizer is lacking.
     """
     path, choice = Path(source), requested_tokenizer(tokenizer)
-    if path.is_dir():
+    if adapter is not None:
+        checkpoint = load_huggingface(_huggingface(path, source), choice, Path(adapter))
+    elif path.is_dir():
         checkpoint = _load_folder(path, choice)
     elif path.is_file():
         checkpoint = _load_file(path, choice)
@@ -52,6 +57,18 @@ def load_source(source: str | Path, tokenizer: str | None = None) -> Checkpoint:
     check_generation(checkpoint.generation, ids, str(source))
     checkpoint.origin.setdefault("path", str(source))
     return checkpoint
+
+
+def _huggingface(path: Path, source: str | Path) -> Path:
+    """The folder of a Hugging Face model. Raises CheckpointError for another kind of source."""
+    if not path.exists() and HUB_NAME.fullmatch(str(source)):
+        return download(str(source))
+    if has(path, CONFIG) and "model_type" in read_json(inside(path, CONFIG)):
+        return path
+    raise CheckpointError(
+        f"{source} is no Hugging Face model, which is what an adapter is for",
+        "give the folder of its base model",
+    )
 
 
 def _load_folder(folder: Path, choice: TokenizerChoice) -> Checkpoint:

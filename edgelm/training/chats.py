@@ -70,13 +70,13 @@ def prepare_rows(
         with (new / HELD_OUT).open("w", encoding="utf-8") as held_out:
 
             def all_rows() -> Iterator[Row]:
-                kept = 0
+                kept: set[str] = set()
                 for chat, rows in _rendered(corpus, renderer, config, context, counts, reporter):
                     text = json.dumps(chat.to_dict(), ensure_ascii=False)
                     encoded = text.encode(errors="replace")
                     side = int(document_key(encoded, len(encoded)) < config.holdout * 2**64)
-                    if side and kept < _MOST_HELD_OUT:
-                        kept += 1
+                    if side and text not in kept and len(kept) < _MOST_HELD_OUT:
+                        kept.add(text)
                         held_out.write(text + "\n")
                     sides.extend([side] * len(rows))
                     yield from rows

@@ -28,6 +28,7 @@ BUDGETS = ("steps", "tokens", "epochs", "minutes")
 DEFAULT_MINUTES = 10.0
 TEACHING = "teach"
 """The preset for going on from a model, where none is named."""
+MOST_REPEATS = 1000
 LARGEST_VOCABULARY, MOST_STEPS, LARGEST_BATCH, LARGEST_SEED = 1 << 20, 1 << 53, 1 << 20, (1 << 63) - 1
 
 
@@ -52,6 +53,9 @@ class TrainingConfig:
     include: tuple[str, ...] = _data((), about="In folders, take only files that match this pattern.")
     exclude: tuple[str, ...] = _data(
         (), about="In folders, leave out files and folders that match this pattern."
+    )
+    weight: tuple[str, ...] = _data(
+        (), about="PATTERN=N: take files that match this pattern N times in each epoch."
     )
     field: str = _data("text", about="Field with the text, in JSON lines and parquet.")
     encoding: str = _data("utf-8", about="Encoding of the files.")
@@ -134,6 +138,10 @@ class TrainingConfig:
             value = getattr(self, name)
             _check(name, value in choices, value, f"choose {', '.join(choices)}")
         _check("field", bool(self.field), self.field, "name a field")
+        for item in self.weight:
+            pattern, _, times = item.rpartition("=")
+            holds = bool(pattern) and times.isascii() and times.isdigit() and 1 <= int(times) <= MOST_REPEATS
+            _check("weight", holds, item, f"give PATTERN=N with N from 1 to {MOST_REPEATS}")
         if len(given := [name for name in BUDGETS if getattr(self, name)]) > 1:
             raise ConfigError(f"{' and '.join(given)} are given", "give one budget")
         if not given:

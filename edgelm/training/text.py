@@ -11,7 +11,7 @@ from edgelm.checkpoint import Checkpoint, read_origin
 from edgelm.data import shards
 from edgelm.data.batches import HeldOutWindows, Windows
 from edgelm.data.documents import Piece, Reading, cut, taken_as_text
-from edgelm.data.files import find_files, save_standard_input
+from edgelm.data.files import find_files, save_standard_input, weighted
 from edgelm.data.shards import Frame
 from edgelm.data.vocabulary import sample_texts, train_vocabulary
 from edgelm.training.config import TrainingConfig
@@ -53,7 +53,8 @@ def find_corpus(config: TrainingConfig, folder: RunFolder, resume: bool) -> Corp
             piped = folder.tokens / f"{TEMPORARY}{STANDARD_INPUT}"
             save_standard_input(piped)
     names = [str(piped) if name == "-" else name for name in config.data]
-    return Corpus(find_files(names, config.include, config.exclude), reading, piped)
+    files = find_files(names, config.include, config.exclude)
+    return Corpus(weighted(files, config.weight), reading, piped)
 
 
 def _saved_fingerprint(folder: RunFolder) -> str:
@@ -72,7 +73,7 @@ def prepare_tokens(
     reporter: Reporter,
 ) -> str:
     """Make tokenizer and token files, or find them made. Returns their fingerprint."""
-    for path in taken_as_text(corpus.files)[:3]:
+    for path in taken_as_text(dict.fromkeys(corpus.files))[:3]:
         reporter.note(f"{path} looks like JSON lines and is read as plain text; name it .jsonl to read them")
     pieces = corpus.pieces
     known = list(folder.tokens.iterdir()) if folder.tokens.is_dir() else []

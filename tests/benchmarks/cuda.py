@@ -33,8 +33,9 @@ sys.path[:0] = [str(ROOT / part) for part in (".", "export", "runtime")]
 from edgelm_runtime import load  # noqa: E402
 from edgelm_runtime.engine.graph_inputs import empty_cache  # noqa: E402
 from edgelm_runtime.engine.kv_buffers import cache_device  # noqa: E402
+from edgelm_runtime.engine.providers import choose_providers  # noqa: E402
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder  # noqa: E402
-from edgelm_runtime.engine.session import Session, choose_providers  # noqa: E402
+from edgelm_runtime.engine.session import Session  # noqa: E402
 from edgelm_runtime.errors import EdgelmError, ProviderError  # noqa: E402
 from edgelm_runtime.generation.decoder import Decoder  # noqa: E402
 from edgelm_runtime.loading import choose_decoder  # noqa: E402

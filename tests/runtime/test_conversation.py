@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from fakes import TINY, ScriptedDecoder, pieces_text
 
-from edgelm_runtime import Conversation, LanguageModel, OptionError, load
+from edgelm_runtime import Conversation, LanguageModel, OptionError, Tokenizer, load
 
 REPLY = " fine\nUser: never shown"
 
@@ -76,3 +77,88 @@ def test_a_wrong_option_leaves_the_conversation_as_it_was(lm: LanguageModel) -> 
         with pytest.raises(OptionError):
             talk.ask("How?", **wrong)
     assert talk.messages == []
+
+
+def with_template(lm: LanguageModel, template: str, answer: str) -> LanguageModel:
+    """A model that answers `answer`, special tokens included, and whose end token is the first."""
+    tokenizer = Tokenizer(
+        [bytes([byte]) for byte in range(256)], special={"<end>": 256, "[THINK]": 257, "[/THINK]": 258}
+    )
+    script = [*tokenizer.encode(answer, "all"), 256]
+    generation = {"end_ids": [256], "chat_template": template}
+    info = replace(
+        lm.info,
+        config={"context_length": 4096, "vocab_size": 259},
+        tokenizer=tokenizer,
+        generation=generation,
+    )
+
+    class Answering(ScriptedDecoder):
+        """Begins its script anew after each prompt, which ends with a question mark."""
+
+        def __call__(self, rows, counts):  # type: ignore[no-untyped-def]
+            results = []
+            for row, count in zip(rows, counts, strict=True):
+                logits = np.zeros((count, 259), np.float32)
+                for index in range(count):
+                    seen = row[: len(row) - count + 1 + index].tolist()
+                    logits[index, script[seen[::-1].index(ord("?"))]] = 10
+                results.append(logits)
+            return results
+
+    return LanguageModel(lm._session, info, Answering([0], 259, 4096))
+
+
+THINKING = (
+    "{% for m in messages %}{% if m.role == 'user' %}{{ '(' + m.content }}"
+    "{% else %}{{ ')' + m.content.split('[/THINK]')[-1] + eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def test_special_tokens_are_hidden_from_a_reader_and_not_from_the_template(lm: LanguageModel) -> None:
+    pytest.importorskip("jinja2")
+    model = with_template(lm, THINKING, "[THINK]why[/THINK]fine")
+    talk = Conversation(model)
+    assert pieces_text(list(talk.ask("How?"))) == "whyfine"
+    assert talk.messages[-1]["content"] == "[THINK]why[/THINK]fine"
+    shown = pieces_text(list(talk.ask("And?", keep_special=True)))
+    assert shown == talk.messages[-1]["content"] == "[THINK]why[/THINK]fine"
+    assert model.tokenizer.decode(model.chat_prompt(talk.messages)) == "(How?)fine<end>(And?)fine<end>"
+    question = [{"role": "user", "content": "How?"}]
+    assert model.chat(question, keep_special=True).text == "[THINK]why[/THINK]fine"
+    assert model.chat(question, keep_special=True, stop=["[/THINK]"]).text == "[THINK]why"
+    assert model.chat(question).text == "whyfine"
+
+
+def test_a_template_that_takes_no_system_message_is_found_at_the_start(lm: LanguageModel) -> None:
+    pytest.importorskip("jinja2")
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}?"
+    model = with_template(lm, strict, "fine")
+    assert Conversation(model).messages == []
+    with pytest.raises(OptionError, match="takes no system message.*no system role"):
+        Conversation(model, system="Be kind.")
+    for broken in ("{% for %}", "{{ raise_exception('never') }}", "{{ 'a' * 10**9 }}"):
+        with pytest.raises(OptionError, match="chat template"):
+            Conversation(with_template(lm, broken, "fine"), system="Be kind.")
+
+
+def test_what_the_template_is_given_reaches_it(lm: LanguageModel) -> None:
+    pytest.importorskip("jinja2")
+    template = "{{ tools | tojson if tools else 'none' }}{{ mood }}{{ messages[-1].content }}?"
+    model = with_template(lm, template, "fine")
+    prompt = model.chat_prompt(
+        [{"role": "user", "content": "x"}], tools=[{"name": "f"}], template_options={"mood": "!"}
+    )
+    assert model.tokenizer.decode(prompt) == '[{"name": "f"}]!x?'
+    talk = Conversation(model)
+    assert pieces_text(list(talk.ask("x", template_options={"mood": "calm"}))) == "fine"
+    with pytest.raises(OptionError, match="takes no 'moood'"):
+        talk.ask("x", template_options={"moood": "calm"})
+
+
+def test_an_answer_that_was_begun_goes_on(lm: LanguageModel) -> None:
+    begun = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "fi"}]
+    assert lm.chat(begun, continue_final_message=True, max_new_tokens=9).text.startswith("ine")
+    assert (
+        lm.tokenizer.decode(lm.chat_prompt(begun, continue_final_message=True)) == "User: How?\nAssistant: fi"
+    )

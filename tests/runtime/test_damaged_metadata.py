@@ -13,6 +13,7 @@ from fakes import CHAT, DATA, TINY
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from edgelm.cli.info_command import command as info
 from edgelm_runtime import EdgelmError, ModelFileError, load, verify
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.reports.describe import describe
@@ -72,7 +73,11 @@ def use_everywhere(data: bytes, path: Path) -> None:
             lm.score("in the")
             lm.embed("thin")
 
-    for use in (use_all, lambda: verify(path, "cpu", 1), lambda: json.dumps(describe(path))):
+    def show() -> None:
+        json.dumps(describe(path))
+        info.callback(path, as_json=False)  # type: ignore[misc]
+
+    for use in (use_all, lambda: verify(path, "cpu", 1), show):
         try:
             use()
         except EdgelmError as error:

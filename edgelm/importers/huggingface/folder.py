@@ -13,6 +13,7 @@ from edgelm.checkpoint import Checkpoint, build_model
 from edgelm.importers.files.safe_files import has, inside, read_json
 from edgelm.importers.files.safetensors_files import safetensors_weights
 from edgelm.importers.files.torch_files import read_torch, stored_tensors
+from edgelm.importers.huggingface.adapter import with_adapter
 from edgelm.importers.huggingface.config import family_of, read_config
 from edgelm.importers.huggingface.generation import generation_settings
 from edgelm.importers.huggingface.tokenizer import folder_tokenizer
@@ -24,12 +25,16 @@ from edgelm_runtime.errors import CheckpointError
 WANTED = ("*.json", "*.safetensors", "chat_template.jinja", "pytorch_model*.bin")
 
 
-def load_huggingface(folder: Path, choice: TokenizerChoice) -> Checkpoint:
-    """The model in a folder. Raises CheckpointError, ConfigError or TokenizerError."""
+def load_huggingface(folder: Path, choice: TokenizerChoice, adapter: Path | None = None) -> Checkpoint:
+    """The model in a folder, with a low-rank adapter merged where one is given.
+
+    Raises CheckpointError, ConfigError or TokenizerError.
+    """
     source = str(folder)
     settings = read_json(inside(folder, "config.json"))
     family = family_of(settings, source)
-    weights = family.renamed(without_prefixes(_folder_weights(folder), source, ("gpt_neox.",)))
+    plain = without_prefixes(_folder_weights(folder), source, ("gpt_neox.",))
+    weights = family.renamed(plain if adapter is None else with_adapter(plain, adapter))
     config, family = read_config(settings, weights, source)
     found = choice.tokenizer(lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source)
     model = build_model(config, take_weights(family, config, weights, source), source).eval()

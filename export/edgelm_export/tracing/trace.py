@@ -48,6 +48,8 @@ CACHED_OPERATORS: dict[str, type[CachedOperators] | type[StandardCachedOperators
 }
 """What attends to a cache, by the `target` that has kernels for it. (The CPU has kernels for both.)"""
 
+POSITIONS = "position_embedding.weight"
+
 
 class GraphModule(nn.Module):
     """The function that the graph computes.
@@ -143,6 +145,7 @@ def build_graph(
         past_axes = ("batch", "", CACHED_OPERATORS[target].axis, "")
         names |= _axis_names(value, *(("batch",) if value.name == CACHE_LENGTH else past_axes))
     finish(graph, names)
+    _name_positions(graph, model)
     if not kv_cache:
         SelectRowsEarly()(graph)
     else:
@@ -152,6 +155,23 @@ def build_graph(
     at.const_value = ir.tensor([[-1]], dtype=ir.DataType.INT64, name=LOGITS_AT)
     graph.graph.register_initializer(at)
     return graph
+
+
+def _name_positions(graph: ir.Model, model: Transformer) -> None:
+    """Learned positions are called what the checkpoint calls them, also where the optimiser folded them into a
+    constant of its own: readers that know no graph find weights by name."""
+    if model.config.position != "learned" or POSITIONS in graph.graph.initializers:
+        return
+    table = model.position_embedding.weight.detach().cpu().numpy()
+    for value in graph.graph.initializers.values():
+        tensor = value.const_value
+        if (
+            tensor is not None
+            and tuple(tensor.shape.numpy()) == table.shape
+            and (tensor.numpy() == table).all()
+        ):
+            value.name = POSITIONS
+            return
 
 
 def _trace(module: nn.Module, example: tuple[torch.Tensor, ...], opset: int, **options: Any) -> ir.Model:

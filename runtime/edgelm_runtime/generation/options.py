@@ -12,6 +12,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+import numpy as np
+
 from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.declaration import (
@@ -227,13 +229,21 @@ OPTIONS = {name: about for group in GROUPS.values() for name, about in group.ite
 """Every option of generation by name."""
 
 
+def _without_arrays(value: Any) -> Any:
+    """An array or a tensor of ids as a list: one is as good as the other, and so is a list of their items."""
+    if hasattr(value, "__array__"):
+        return np.asarray(value).tolist()
+    if isinstance(value, (list, tuple)) and any(hasattr(item, "__array__") for item in value):
+        return [_without_arrays(item) for item in value]
+    return value
+
+
 def split_options(options: Mapping[str, Any]) -> tuple[Sampling, Limits, TextOptions]:
     """The three groups from one set of keyword options. Raises OptionError for an unknown one."""
     if unknown := sorted(set(options) - set(OPTIONS)):
         raise OptionError(f"unknown option {unknown[0]!r}", f"known are {', '.join(sorted(OPTIONS))}")
-    given = {
-        group: {name: options[name] for name in names if name in options} for group, names in GROUPS.items()
-    }
+    plain = {name: _without_arrays(value) for name, value in options.items()}
+    given = {group: {name: plain[name] for name in names if name in plain} for group, names in GROUPS.items()}
     return Sampling(**given[Sampling]), Limits(**given[Limits]), TextOptions(**given[TextOptions])
 
 

@@ -99,16 +99,17 @@ class Engine:
         return self._enter(self._make_row(prompt, sample=sample, **options))
 
     def submit_chat(
-        self, messages: Sequence[Mapping[str, Any]], *, sample: int = 0, **options: Unpack[Options]
+        self, messages: Sequence[Mapping[str, Any]], *, sample: int = 0, **options: Any
     ) -> Ticket:
-        """Ask for the assistant's answer to a conversation; otherwise as `submit`."""
+        """Ask for the assistant's answer to a conversation, with the options of `LanguageModel.chat`; as `submit`."""
         return self._enter(self._make_chat_row(messages, sample=sample, **options))
 
     def _enter(self, row: Row) -> Ticket:
         check_context([row], row.limits, self._decoder.context_length)
         request = Request(row)
-        with self._wake:
-            self._check_open()
+        with self._lock():
+            if self._closing:
+                raise ClosedError("the engine is closed", "make a new one")
             status, here = self._status, len(self._active) + len(self._waiting)
             if here >= status.parallel + status.queue:
                 status.refused += 1
@@ -122,13 +123,16 @@ class Engine:
             self._wake.notify_all()
         return Ticket(request)
 
-    def _check_open(self) -> None:
-        if self._closing or self._process != os.getpid():
-            raise ClosedError("the engine is closed", "make a new one")
+    def _lock(self) -> threading.Condition:
+        """What guards the queue. Raises ClosedError in a forked child, where the engine's thread does not exist and
+        may have left the lock taken."""
+        if self._process != os.getpid():
+            raise ClosedError("the engine stayed in the parent process", "make a new one")
+        return self._wake
 
     def status(self) -> EngineStatus:
         """Counts of this moment."""
-        with self._wake:
+        with self._lock():
             return replace(
                 self._status,
                 active=len(self._active),
@@ -143,8 +147,8 @@ class Engine:
     def ping(self, timeout: float = 5.0) -> bool:
         """Whether the engine's thread answers within `timeout` seconds. It does between two steps."""
         answered = threading.Event()
-        with self._wake:
-            if self._closing or self._process != os.getpid():
+        with self._lock():
+            if self._closing:
                 return False
             self._pings.append(answered)
             self._wake.notify_all()
@@ -153,11 +157,13 @@ class Engine:
     def close(self, drain: float = 0.0) -> None:
         """Take no further requests, let those that are here go on for `drain` seconds, and cancel the rest."""
         number("drain", drain, 0, float("inf"))
+        if self._process != os.getpid():
+            return
         with self._wake:
             self._deadline = time.perf_counter() + drain
             self._closing = True
             self._wake.notify_all()
-        if self._process == os.getpid() and threading.current_thread() is not self._thread:
+        if threading.current_thread() is not self._thread:
             self._thread.join()
 
     def __enter__(self) -> Engine:
@@ -171,8 +177,14 @@ class Engine:
     def _serve(self) -> None:
         with self._resources:
             while self._wait():
-                self._admit()
-                self._step()
+                try:
+                    self._admit()
+                    self._step()
+                except (
+                    Exception
+                ) as error:  # not of a single request: the next ones are to find the engine alive
+                    for request in list(self._active.values()):
+                        self._end(request, error)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when the engine is to end."""
@@ -184,7 +196,9 @@ class Engine:
 
     def _admit(self) -> None:
         """Let requests that wait have the slots that are free, after ending those that nobody waits for any more."""
-        for request in list(self._waiting):
+        with self._wake:
+            waiting = list(self._waiting)
+        for request in waiting:
             row = request.row
             reason = self._reason_to_end(request)
             last = row.finish(reason) if reason else refusal(row, self._decoder.context_length)

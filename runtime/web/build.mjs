@@ -1,0 +1,30 @@
+/**
+ * Builds `dist/`: kernels to WebAssembly, inlined as base64; bundles; types. `--kernels`: the first only. `--page`: also
+ * the copy in edgelm/web_page, which `edgelm web` writes into pages.
+ */
+import fs from "node:fs";
+import path from "node:path";
+import asc from "assemblyscript/asc";
+
+const root = import.meta.dirname;
+const at = (...parts) => path.join(root, ...parts);
+
+/** Compile `kernels/` and write them as a module that exports base64. */
+async function buildKernels() {
+  const wasm = at("dist", "kernels.wasm");
+  fs.rmSync(at("dist"), { recursive: true, force: true });
+  fs.mkdirSync(at("dist"));
+  const { error, stderr } = await asc.main([
+    at("kernels", "index.ts"), "--outFile", wasm, "-O3", "--noAssert", "--runtime", "stub", "--use", "abort=",
+    "--enable", "simd,threads,bulk-memory", "--sharedMemory", "--importMemory", "--initialMemory", "1", "--maximumMemory", "65536",
+  ]);
+  if (error) throw new Error(`the kernels do not compile: ${error.message}\n${stderr}`);
+  const base64 = fs.readFileSync(wasm).toString("base64");
+  fs.writeFileSync(at("src", "engine", "kernels.generated.ts"), `// Made by build.mjs from kernels/.\nexport const KERNELS = "${base64}";\n`);
+}
+
+await buildKernels();
+const worker = at("src", "worker", "core.generated.ts"); // the compiler of types wants to see it
+if (!fs.existsSync(worker)) fs.writeFileSync(worker, 'export const CORE = "";\n');
+if (!process.argv.includes("--kernels")) await import("./bundle.mjs");
+if (process.argv.includes("--page")) fs.copyFileSync(at("dist", "edgelm.js"), at("..", "..", "edgelm", "web_page", "edgelm.js"));

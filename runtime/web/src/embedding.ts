@@ -1,0 +1,20 @@
+/** Vectors for texts: the states inside the model, pooled and normalised. */
+export interface EmbedOptions {
+  /** The state after the final norm, or token plus position embeddings. */
+  layer?: "hidden" | "embeddings";
+  /** The mean over tokens, or the last token. */
+  pooling?: "mean" | "last";
+  /** Give vectors of length 1. */
+  normalize?: boolean;
+}
+
+/** One vector (width) of states, a row per token. */
+export function pooled(states: readonly Float32Array[], pooling: "mean" | "last", normalize: boolean): Float32Array {
+  const vector = Float32Array.from(states.at(-1)!);
+  if (pooling === "mean") vector.forEach((_, i) => (vector[i] = states.reduce((sum, row) => sum + row[i]!, 0) / states.length));
+  if (normalize) {
+    const length = Math.max(Math.hypot(...vector), 1e-12);
+    vector.forEach((value, i) => (vector[i] = value / length));
+  }
+  return vector;
+}

@@ -1,0 +1,105 @@
+/** The WebAssembly kernels, and the memory that they work in. */
+import { ModelFileError } from "../errors.js";
+import { KERNELS } from "./kernels.generated.js";
+
+type Fn = (...values: number[]) => void;
+
+/** What `kernels/index.ts` exports. */
+export interface Kernels {
+  activate: Fn; add: Fn; addBias: Fn; layerNorm: Fn; rmsNorm: Fn; rotate: Fn; softcap: Fn; withMeans: Fn;
+  roundRows: Fn; byColumns: Fn; byRows: Fn; int8Rows: Fn; int8Blocks: Fn; int4Blocks: Fn; attend: Fn;
+  halfToFloat: Fn; padRows8: Fn; pairNibbles: Fn; transpose8: Fn; unpackNibbles: Fn; unpackZeros: Fn;
+  sha256: Fn; setThreads: Fn; help: Fn; dismiss: Fn;
+}
+
+const PAGE = 65536;
+const MOST_PAGES = 65536;
+/** What the kernels keep for themselves lies below. */
+const FIRST_FREE = 4096;
+const ALIGNMENT = 64;
+
+let compiled: Promise<WebAssembly.Module> | null = null, compiledShared: Promise<WebAssembly.Module> | null = null;
+
+/** The kernels as a module; for memory that is shared among threads, or not. */
+export function kernelModule(shared: boolean): Promise<WebAssembly.Module> {
+  if (shared) return (compiledShared ??= compile(Uint8Array.from(atob(KERNELS), (c) => c.charCodeAt(0))));
+  return (compiled ??= compile(unshared(Uint8Array.from(atob(KERNELS), (c) => c.charCodeAt(0)))));
+}
+
+async function compile(bytes: Uint8Array<ArrayBuffer>): Promise<WebAssembly.Module> {
+  if (!WebAssembly.validate(bytes)) {
+    throw new ModelFileError("this browser cannot run WebAssembly with SIMD", "use Chrome or Edge 91, Firefox 89, Safari 16.4, Node 18 or later");
+  }
+  return WebAssembly.compile(bytes);
+}
+
+/**
+ * The same module with an import of memory that is not shared. The limits of an imported memory begin with flags:
+ * 3 is shared with a maximum, 1 not shared. Atomic operations work on both.
+ */
+function unshared(bytes: Uint8Array<ArrayBuffer>): Uint8Array<ArrayBuffer> {
+  const name = new TextEncoder().encode("\u0003env\u0006memory\u0002\u0003");
+  const at = bytes.findIndex((_, i) => name.every((byte, j) => bytes[i + j] === byte));
+  bytes[at + name.length - 1] = 1;
+  return bytes;
+}
+
+/** Memory of the kernels: allocated from bottom to top, and given back as a whole. */
+export class Heap {
+  readonly memory: WebAssembly.Memory;
+  private top = FIRST_FREE;
+  private bytes: Uint8Array<ArrayBufferLike>;
+  private floats: Float32Array<ArrayBufferLike>;
+
+  constructor(shared: boolean) {
+    this.memory = new WebAssembly.Memory({ initial: 1, maximum: MOST_PAGES, shared });
+    this.bytes = new Uint8Array(this.memory.buffer);
+    this.floats = new Float32Array(this.memory.buffer);
+  }
+
+  /** Address of `size` new bytes. Throws ModelFileError where there is not so much memory. */
+  allocate(size: number): number {
+    const start = this.top, end = start + Math.ceil(size / ALIGNMENT) * ALIGNMENT;
+    const missing = Math.ceil((end - this.memory.buffer.byteLength) / PAGE);
+    if (missing > 0) {
+      try {
+        this.memory.grow(missing);
+      } catch {
+        throw new ModelFileError(`there is no memory for ${(end / 1e6).toFixed(0)} MB`, "use a smaller model, or quantise it");
+      }
+    }
+    this.top = end;
+    return start;
+  }
+
+  /** All of the memory. Fetch it anew after each `allocate`. */
+  get u8(): Uint8Array {
+    if (this.bytes.byteLength !== this.memory.buffer.byteLength) this.bytes = new Uint8Array(this.memory.buffer);
+    return this.bytes;
+  }
+
+  get i8(): Int8Array {
+    return new Int8Array(this.memory.buffer);
+  }
+
+  get u32(): Uint32Array {
+    return new Uint32Array(this.memory.buffer);
+  }
+
+  /** All of the memory as float32: address / 4. */
+  get f32(): Float32Array {
+    if (this.floats.byteLength !== this.memory.buffer.byteLength) this.floats = new Float32Array(this.memory.buffer);
+    return this.floats;
+  }
+
+  /** Bytes in use. */
+  get size(): number {
+    return this.memory.buffer.byteLength;
+  }
+}
+
+/** Kernels on `heap`. */
+export async function openKernels(heap: Heap, shared: boolean): Promise<Kernels> {
+  const { exports } = await WebAssembly.instantiate(await kernelModule(shared), { env: { memory: heap.memory } });
+  return exports as unknown as Kernels;
+}

@@ -1,0 +1,65 @@
+/** Model files: every golden vector, digests, damage anywhere, onnxruntime as oracle. */
+import assert from "node:assert/strict";
+import fs from "node:fs";
+import path from "node:path";
+import { test } from "node:test";
+import * as ort from "onnxruntime-web";
+import { load } from "../dist/node.mjs";
+import { bytesSource, fileDigest } from "../dist/test.mjs";
+import { bundled, data, fixtures } from "./support.mjs";
+
+const files = [bundled, ...fs.readdirSync(data).filter((name) => name.endsWith(".onnx")).map((name) => path.join(data, name))];
+
+for (const file of files) {
+  test(`${path.basename(file)} verifies`, async () => {
+    const lm = await load(file), report = await lm.verify();
+    if (process.env.SHOW) console.log(path.basename(file), JSON.stringify(report));
+    assert.ok(report.prompts > 0);
+    await lm.close();
+  });
+}
+
+test("digests are Python's", async () => {
+  const bytes = fs.readFileSync(bundled), lm = await load(bytes);
+  assert.equal((await fileDigest(bytesSource(bytes), null)).graph, lm.info.digest);
+  await lm.close();
+});
+
+test("onnxruntime runs the same files: as oracle, and on request", async () => {
+  ort.env.wasm.numThreads = 1;
+  for (const [file, within] of [[path.join(fixtures, "tiny.onnx"), 1e-4], [path.join(fixtures, "cached.onnx"), 1e-4], [bundled, 0.6]]) {
+    const own = await load(file), theirs = await load(file, { onnxruntime: ort }), ids = await own.tokenizer.encode("the thing in the");
+    const [a, b] = await Promise.all([own.logits(ids), theirs.logits(ids)]);
+    a.forEach((row, i) => row.forEach((value, j) => assert.ok(Math.abs(value - b[i][j]) < within, `${file} ${i} ${j}: ${value} ${b[i][j]}`)));
+    assert.equal((await theirs.generate("the thing", { maxNewTokens: 10 })).tokenIds.length, 10);
+    await Promise.all([own.close(), theirs.close()]);
+  }
+});
+
+test("damaged files are refused, wherever they are cut or changed", async () => {
+  const bytes = fs.readFileSync(path.join(fixtures, "tiny.onnx"));
+  for (let at = 0; at < bytes.length; at += 997) {
+    await assert.rejects(load(bytes.subarray(0, at)), (error) => error.name === "ModelFileError", `cut at ${at}`);
+  }
+  for (let at = 3; at < bytes.length; at += 499) {
+    const changed = Buffer.from(bytes);
+    changed[at] ^= 0x55;
+    const error = await load(changed).then(async (lm) => {
+      const found = await lm.verify().then(() => null, (e) => e);
+      await lm.close();
+      return found;
+    }, (e) => e);
+    assert.ok(error === null || ["ModelFileError", "VerificationError"].includes(error.name), `changed at ${at}: ${error?.stack}`);
+    assert.ok(error !== null, `a change at ${at} is not seen`);
+  }
+});
+
+test("files of other kinds are refused by name", async () => {
+  await assert.rejects(load(path.join(fixtures, "foreign.onnx")), /without edgelm's metadata/);
+  await assert.rejects(load(Buffer.from("hello, this is no model")), /is not an ONNX model|is cut off/);
+  await assert.rejects(load(new Uint8Array(0)), /is empty/);
+  const bytes = fs.readFileSync(path.join(fixtures, "tiny.onnx")), at = bytes.indexOf("edgelm.format");
+  const newer = Buffer.from(bytes);
+  newer[bytes.indexOf("1", at)] = 0x37;
+  await assert.rejects(load(newer), /is of format 7, and this edgelm reads format 1; update edgelm/);
+});
