@@ -135,7 +135,7 @@ def test_a_template_that_takes_no_system_message_is_found_at_the_start(lm: Langu
     strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}?"
     model = with_template(lm, strict, "fine")
     assert Conversation(model).messages == []
-    with pytest.raises(OptionError, match="takes no system message.*no system role"):
+    with pytest.raises(OptionError, match=r"takes no system message.*no system role"):
         Conversation(model, system="Be kind.")
     for broken in ("{% for %}", "{{ raise_exception('never') }}", "{{ 'a' * 10**9 }}"):
         with pytest.raises(OptionError, match="chat template"):
