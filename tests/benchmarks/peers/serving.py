@@ -16,7 +16,6 @@ import argparse
 import http.client
 import json
 import os
-import platform
 import socket
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from install import GGUF, LLAMA_FLAGS, ROOT, Unavailable, prepare, run_command
+from run import processor
 
 HERE = Path(__file__).parent
 CALLERS, PROMPTS, TOKENS = (1, 4, 8, 16), (64, 512), 128
@@ -197,7 +197,7 @@ def measure(start: Server, number: int) -> dict[str, float]:
         figures["start to first answer, s"] = seconds
         for length in PROMPTS:
             for callers in CALLERS:
-                title = f"{callers} callers, prompts of {length}, tokens/s"
+                title = f"{callers} at once, prompts of {length}, tokens/s"
                 figures[title] = throughput(port, callers, length, number * 10 + length)
         figures["first token beside a long prompt, p95, s"] = first_tokens(port, 5000 + number * 100)
     return figures
@@ -248,7 +248,7 @@ def main() -> None:
     for number in range(given.rounds):
         say(f"round {number + 1}")
         rounds.append({name: measure(start, number) for name, start in servers.items()})
-    print(f"{time.strftime('%Y-%m-%d')}, {platform.processor()}, {given.threads} threads\n\n{table(rounds)}")
+    print(f"{time.strftime('%Y-%m-%d')}, {processor()}, {given.threads} threads\n\n{table(rounds)}")
     if given.json:
         given.json.write_text(json.dumps(rounds, indent=1))
 
