@@ -11,12 +11,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
+from click.testing import CliRunner
 from fakes import TINY
 
-from edgelm_runtime import OptionError, OutputError, load
+from edgelm.cli.batch_command import command
+from edgelm_runtime import EdgelmError, OptionError, load
+from edgelm_runtime.errors import OutputError
 from edgelm_runtime.serving.batch_file import answer_lines
 
 HERE = Path(__file__)
@@ -24,11 +27,21 @@ PAGE = next(
     (p for p in (HERE.parents[2] / "runtime/BATCH.md", HERE.parents[1] / "BATCH.md") if p.exists()), None
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::edgelm_runtime.ContextWarning")
 
-def _run(*words: Any, **changes: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        _command(*words), capture_output=True, text=True, timeout=120, env=_environment(), **changes
-    )
+
+def _run(*words: Any, input: str | None = None) -> Done:
+    found = CliRunner().invoke(command, list(map(str, words)), input=input)
+    if isinstance(found.exception, EdgelmError):
+        return Done(1, found.stderr + str(found.exception))
+    return Done(found.exit_code, found.stderr)
+
+
+class Done(NamedTuple):
+    """How a command ended, and what it said."""
+
+    returncode: int
+    stderr: str
 
 
 def _command(*words: Any) -> list[str]:
@@ -59,7 +72,8 @@ def test_texts_options_and_errors(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     source = tmp_path / "in.jsonl"
     lines = [
-        '{"prompt": "The ", "seed": 3, "temperature": 1.0, "id": 7}', '{"messages": %s, "max_new_tokens": 3}' % json.dumps(messages),
+        '{"prompt": "The ", "seed": 3, "temperature": 1.0, "id": 7}',
+        json.dumps({"messages": messages, "max_new_tokens": 3}),
         "", "{", "[]", '{"prompt": "a", "messages": []}', '{"prompt": "a", "wrong": 1}', '{"prompt": "a", "top_p": 2}',
         '{"prompt": [1, 2, 3], "logprobs": 0}', '{"prompt": "a", "self": 1}',
     ]  # fmt: skip

@@ -306,3 +306,25 @@ def test_a_batch_gives_its_memory_back(cached: LanguageModel) -> None:
     (cache,) = decoder._idle
     assert len(cache._held) <= 8 and len(cache._bindings) <= 8 and cache._size[0] <= 8
     assert all(len(buffer.states()) <= 8 for buffer in cache._past.values())
+
+
+def test_rows_without_a_cache_are_passes_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of similar length together, and each row its own logits."""
+    from edgelm_runtime.engine import graph_inputs
+
+    monkeypatch.setattr(graph_inputs, "MOST_TOKENS", 20)
+    with load(fakes.TINY, threads=1) as lm:
+        rows = [np.arange(length) for length in (3, 20, 4, 9, 10, 1)]
+        counts = [1, 2, 1, 3, 1, 1]
+        sizes: list[tuple[int, ...]] = []
+        run = lm._session.run
+
+        def noted(outputs: Any, feeds: Any) -> Any:
+            sizes.append(feeds["input_ids"].shape)
+            return run(outputs, feeds)
+
+        monkeypatch.setattr(lm._session, "run", noted)
+        found = lm._decoder(rows, counts)
+        assert sizes == [(3, 4), (2, 10), (1, 20)]
+        for row, count, logits in zip(rows, counts, found, strict=True):
+            np.testing.assert_allclose(logits, lm._decoder([row], [count])[0], atol=1e-5)

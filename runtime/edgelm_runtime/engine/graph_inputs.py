@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Ids
+from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.model_file.interface import CACHE_LENGTH, CAPACITY, TensorInfo, past_names
 
 PAST_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
@@ -52,3 +53,26 @@ def last_positions(rows: Sequence[Ids], counts: Sequence[int]) -> Ids:
     """
     back = np.arange(-max(counts), 0)
     return np.maximum(np.array([len(row) for row in rows])[:, None] + back, 0)
+
+
+MOST_TOKENS = 4096
+"""Tokens of a pass without a cache, filled-up ones included, where there are several rows: attention takes memory for
+the square of a row's length, and such a pass is no faster per token for being larger."""
+
+
+def in_passes(
+    compute: Callable[[Sequence[Ids], Sequence[int]], list[Logits]],
+    rows: Sequence[Ids],
+    counts: Sequence[int],
+) -> list[Logits]:
+    """What `compute` gives for the rows, in passes of rows of similar length, `MOST_TOKENS` at most."""
+    results: dict[int, Logits] = {}
+    group: list[int] = []
+    by_length = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    for index, following in zip_longest(by_length, by_length[1:]):
+        group.append(index)
+        if following is None or (len(group) + 1) * len(rows[following]) > MOST_TOKENS:
+            computed = compute([rows[one] for one in group], [counts[one] for one in group])
+            results.update(zip(group, computed, strict=True))
+            group = []
+    return [results[index] for index in range(len(rows))]

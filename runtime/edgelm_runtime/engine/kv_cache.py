@@ -60,9 +60,8 @@ class Cache:
         self._place: list[int] = []  # where each slot lies in the buffers
         self._free: list[int] = []  # the least recently used first
         self.reused = 0
-        self._token_bytes = sum(
-            past_states(session.inputs[name], 1, 1).nbytes for name in past_names(session.inputs)
-        )
+        inputs = session.inputs
+        self._token_bytes = sum(past_states(inputs[name], 1, 1).nbytes for name in past_names(inputs))
         self._raw = session.raw
         self._bindings: OrderedDict[tuple[int, int], BoundRun] = OrderedDict()
 
@@ -212,9 +211,9 @@ class Cache:
         """Compute row[start:end] in one run, after what the slot holds of the row; logits of the last `count`."""
         place = self._place[slot]
         self._held[slot] = self._held[slot][:start]  # if the run fails, the rest is not to be relied on
-        (logits,) = self._bound(place, place + 1)(row[None, start:end], [start], count)
+        logits = self._bound(place, place + 1)(row[None, start:end], [start], count)
         self._held[slot] = row[:end].copy()
-        return logits[:, : self._vocab_size]
+        return logits[0, :, : self._vocab_size]
 
     def _arrange(self, slots: Sequence[int]) -> None:
         """Bring `slots` next to each other in the buffers, since a run takes what lies between two addresses.
@@ -261,7 +260,7 @@ class Cache:
         logits = self._bound(first, first + len(run))(ids, lengths, 1)
         for index in run:
             self._held[slots[index]] = rows[index].copy()
-        return logits[..., : self._vocab_size]
+        return logits[:, :, : self._vocab_size]
 
     def _bound(self, first: int, last: int) -> BoundRun:
         if self._raw is not self._session.raw:  # a session is made anew in a forked process

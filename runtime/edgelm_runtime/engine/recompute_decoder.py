@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.arrays import Ids, Logits
-from edgelm_runtime.engine.graph_inputs import empty_cache, last_positions, padded
+from edgelm_runtime.engine.graph_inputs import empty_cache, in_passes, last_positions, padded
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.model_file.interface import ATTENTION_MASK, INPUT_IDS, LOGITS, LOGITS_AT, POSITION_IDS
 
@@ -32,6 +32,9 @@ class RecomputeDecoder:
         self._inputs = session.inputs
 
     def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        return in_passes(self._pass, rows, counts)
+
+    def _pass(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
         ids = padded(rows)
         feeds: dict[str, NDArray[Any]] = {
             INPUT_IDS: ids,
@@ -59,6 +62,9 @@ class ForeignDecoder:
         self._inputs = session.inputs
 
     def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
+        return in_passes(self._pass, rows, counts)
+
+    def _pass(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
         ids = padded(rows)
         lengths = np.array([len(row) for row in rows])
         feeds: dict[str, NDArray[Any]] = {INPUT_IDS: ids}

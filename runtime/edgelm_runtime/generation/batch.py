@@ -55,7 +55,9 @@ class Batch:
         return [(row, self._pieces(row, one)) for row, one in zip(ready, logits, strict=True)]
 
     def _window(self, row: Row) -> Window:
-        # A row with a draft is a pass of its own, which costs the others more than it gains.
+        # A row with a draft is a pass of its own, which costs more than it gains, except where all rows repeat
+        # themselves: four of SmolLM2 in 4 bits took 2.1 CPU seconds without drafts and 2.3 to 3.0 with them, and
+        # 2.7 to 2.9 and 2.5 on lists that repeat. Without a cache a draft is a few tokens more in the same pass.
         drafting = len(self._slots) == 1 or not self._states.chunk
         return row.next_window(self._decoder.context_length, self._decoder.pass_cost, drafting)
 
