@@ -13,6 +13,7 @@ try:
     import cases
     import install
     import run
+    import serving
 finally:
     sys.path.remove(str(PEERS))
 
@@ -56,3 +57,18 @@ def test_a_missing_peer_is_left_out(tmp_path: Path) -> None:
     for subject in case.subjects:
         words = "there is no" if subject.environment == "edgelm" else "is not installed"
         assert words in results[subject.name]["left_out"]
+
+
+def test_the_servers_table_has_medians_and_the_rounds_ratios() -> None:
+    rounds = [
+        {"edgelm": {"speed": value}, "llama.cpp": {"speed": other}}
+        for value, other in ((2.0, 1.0), (4.0, 1.0), (30.0, 10.0))
+    ]
+    assert serving.table(rounds).splitlines()[2] == "| speed | 4 | 1 | 3.00 |"
+    alone = [{"edgelm": figures["edgelm"]} for figures in rounds]
+    assert serving.table(alone).splitlines()[2] == "| speed | 4 |  |"
+
+
+def test_no_two_requests_to_the_servers_begin_alike() -> None:
+    prompts = [tuple(serving.ids(8, number)) for number in range(500)]
+    assert len({prompt[0] for prompt in prompts}) == len(prompts)

@@ -68,6 +68,8 @@ class Texts:
                 raise piece
             if (started := self._started.pop(index, None)) is not None:
                 self._metrics.first_token_seconds.observe(time.monotonic() - started)
+                if piece.finish_reason == "time":
+                    raise ApiError(503, "no slot was free in time; try again later", code="timeout")
             if piece.finish_reason == "cancelled":
                 raise ApiError(503, "the server is shutting down", code="shutting_down")
             if piece.finish_reason is not None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0  # seconds for any one answer
+PATIENCE = 180.0  # seconds for any one answer
 SETTLING = 10.0  # seconds for the last slots to be freed
 BUSY = 429
 
@@ -70,9 +70,9 @@ class Connection:
 
 
 def _body(random_: random.Random, **more: object) -> bytes:
-    values = {"max_tokens": random_.randint(1, 60), "temperature": 1.0, **more}
+    values = {"max_tokens": random_.randint(1, 24), "temperature": 1.0, **more}
     if random_.random() < 0.5:
-        values["prompt"] = "def f():\n" * random_.randint(1, 40)
+        values["prompt"] = "def f():\n" * random_.randint(1, 30)
     else:
         values["prompt"] = "import os" + "\n" * random_.randint(1, 3)
     return json.dumps(values).encode()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 
 import openai
 import pytest
 from openai import OpenAI
+from servers import serving
 
+import edgelm
 from edgelm_runtime.language_model import LanguageModel
 
+DATA = Path(__file__).parents[1] / "runtime/data"
 PROMPT = "def read_json(path):\n"
 
 
@@ -195,3 +200,22 @@ def test_another_model_is_not_found(client: OpenAI) -> None:
         client.completions.create(model="gpt-9", prompt="a")
     assert "there is no model 'gpt-9'; this server has 'python', 'other-name'" in caught.value.message
     assert caught.value.code == "model_not_found"
+
+
+def test_a_file_with_a_cache_gives_and_scores_the_same(client: OpenAI) -> None:
+    with edgelm.load(DATA / "cached.onnx") as lm, serving(lm, parallel=2) as url:
+        asker = OpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0)
+        prompts = ["The thing", "in", "The thin", "a"]
+        expected = [lm.generate(prompt, max_new_tokens=6).text for prompt in prompts]
+
+        def ask(_: int) -> None:
+            answer = asker.completions.create(
+                model="model", prompt=prompts, max_tokens=6, temperature=0, echo=True, logprobs=1
+            )
+            for choice, prompt, text in zip(answer.choices, prompts, expected, strict=True):
+                assert choice.text == prompt + text
+                scores = lm.score(prompt).logprobs.tolist() if len(lm.encode_prompt(prompt)) > 1 else []
+                assert choice.logprobs.token_logprobs[1 : len(scores) + 1] == pytest.approx(scores, abs=1e-4)
+
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(ask, range(12)))

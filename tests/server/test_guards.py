@@ -187,6 +187,10 @@ def test_metrics(lm: LanguageModel) -> None:
     with serving(lm, parallel=3, queue=5) as url:
         ask(url, "/v1/completions", {"prompt": ["a", "b"], "max_tokens": 4})
         ask(url, "/v1/nothing/" + "x" * 50)
+        # The engine counts a text after it has handed it over.
+        end = time.monotonic() + 10
+        while "edgelm_generated_tokens_total 8" not in ask(url, "/metrics")[2] and time.monotonic() < end:
+            time.sleep(0.02)
         status, headers, text = ask(url, "/metrics")
     assert status == 200 and headers["content-type"].startswith("text/plain; version=0.0.4")
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
@@ -246,3 +250,12 @@ def test_health_asks_the_engine(lm: LanguageModel, monkeypatch: pytest.MonkeyPat
         assert (status, body["status"]) == (503, "the engine does not answer")
         ticket.result()
         assert ask(url, "/health")[0] == 200
+
+
+def test_a_request_that_waits_too_long_is_told(lm: LanguageModel) -> None:
+    with lm.engine(parallel=1) as engine, serving(lm, Settings(max_time=0.3), engine=engine) as url:
+        ends = dict.fromkeys(lm.info.end_ids, -100.0)
+        ticket = engine.submit("a", max_new_tokens=100_000, logit_bias=ends)
+        status, _, body = ask(url, "/v1/completions", BODY)
+        ticket.cancel()
+        assert (status, body["error"]["code"]) == (503, "timeout")

