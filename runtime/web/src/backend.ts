@@ -1,5 +1,5 @@
 /** What a model does wherever it runs: in this thread, or in a worker that answers by messages. */
-import type { ChatPart } from "./text/chatTemplate.js";
+import type { ChatText } from "./text/chatTemplate.js";
 import type { EmbedOptions } from "./embedding.js";
 import type { ConstraintOptions, GenerateOptions } from "./generation/options.js";
 import type { Piece, Stats } from "./generation/results.js";
@@ -41,7 +41,7 @@ export interface Backend {
   readonly info: ModelInfo;
   encode(text: string, allowedSpecial: AllowedSpecial): Promise<number[]>;
   encodePrompt(prompt: Prompt): Promise<number[]>;
-  encodeParts(parts: readonly ChatPart[]): Promise<number[]>;
+  encodeChat(prompt: ChatText): Promise<number[]>;
   decode(ids: readonly number[], skipSpecial: boolean): Promise<string>;
   /** Checks what is asked for, then gives its pieces. Ending the iteration ends the work. */
   generate(request: Request, signal: AbortSignal | undefined): Promise<Pieces>;

@@ -1,6 +1,5 @@
-import type { GenerateOptions } from "./generation/options.js";
 import type { Piece } from "./generation/results.js";
-import type { LanguageModel } from "./languageModel.js";
+import type { ChatOptions, LanguageModel } from "./languageModel.js";
 import type { Message } from "./text/chatTemplate.js";
 import { whole } from "./validation.js";
 
@@ -29,13 +28,13 @@ export class Conversation {
   }
 
   /** Stream the answer to `text`. It is remembered when the stream ends, also one that is broken off. */
-  async *ask(text: string, options: GenerateOptions = {}): AsyncGenerator<Piece> {
+  async *ask(text: string, options: ChatOptions = {}): AsyncGenerator<Piece> {
     const limit = options.maxNewTokens ?? (this.lm.info.generation.max_new_tokens as number | undefined) ?? DEFAULT_NEW_TOKENS;
-    const messages = await this.fitting([...this.messages, { role: "user", content: text }], limit);
+    const messages = await this.fitting([...this.messages, { role: "user", content: text }], limit, options);
     let said = "";
     try {
       for await (const piece of this.lm.streamChat(messages, options)) {
-        said += piece.text;
+        said += (options.keepSpecial ? "" : this.hidden(piece)) + piece.text;
         yield piece;
       }
     } finally {
@@ -44,12 +43,20 @@ export class Conversation {
     }
   }
 
+  /** The special token that a piece does not show: a template cuts answers at such (`[/THINK]`). */
+  private hidden({ tokenId }: Piece): string {
+    const { special, generation } = this.lm.info;
+    if (!special || !generation.chat_template || tokenId === null) return "";
+    return Object.keys(special).find((name) => special[name] === tokenId) ?? "";
+  }
+
   /** `messages` without the oldest exchanges, so that an answer, of half the context at most, has room. */
-  private async fitting(messages: Message[], maxNewTokens: number): Promise<Message[]> {
+  private async fitting(messages: Message[], maxNewTokens: number, { tools, templateOptions }: ChatOptions): Promise<Message[]> {
     whole("maxNewTokens", maxNewTokens, 0);
     const { contextLength: context } = this.lm.info, room = context - Math.min(maxNewTokens, context >> 1);
+    const prompt = { ...(tools ? { tools } : {}), ...(templateOptions ? { templateOptions } : {}) };
     const first = messages[0]!.role === "system" ? 1 : 0;
-    while (messages.length - first > 2 && (await this.lm.chatPrompt(messages)).length > room) {
+    while (messages.length - first > 2 && (await this.lm.chatPrompt(messages, prompt)).length > room) {
       messages = [...messages.slice(0, first), ...messages.slice(first + 2)];
     }
     return messages;

@@ -6,6 +6,8 @@ export interface EmbedOptions {
   pooling?: "mean" | "last";
   /** Give vectors of length 1. */
   normalize?: boolean;
+  /** Put in front of every text, for models that want an instruction there. */
+  prefix?: string;
 }
 
 /** One vector (width) of states, a row per token. */

@@ -6,7 +6,7 @@ import type { GenerateOptions } from "./generation/options.js";
 import { finished, newStats, type Generation, type Piece, type Stats } from "./generation/results.js";
 import type { VerifyReport } from "./reports/verify.js";
 import type { Score } from "./scoring.js";
-import { chatParts, PLAIN_STOP, type FillTemplate, type Message } from "./text/chatTemplate.js";
+import { ChatTemplate, PLAIN_STOP, type FillTemplate, type Message, type TemplateOptions } from "./text/chatTemplate.js";
 import type { AllowedSpecial } from "./text/tokenizer.js";
 
 /** Turns text to token ids and back, as the model does. */
@@ -26,11 +26,16 @@ export interface TextStream extends AsyncIterable<Piece> {
 export class LanguageModel {
   readonly info: ModelInfo;
   readonly tokenizer: AsyncTokenizer;
+  private readonly template: ChatTemplate;
 
   constructor(
-    private readonly backend: Backend, private readonly fill: FillTemplate, /** Seconds that loading took. */ readonly loadSeconds: number,
+    private readonly backend: Backend, fill: FillTemplate, /** Seconds that loading took. */ readonly loadSeconds: number,
   ) {
     this.info = backend.info;
+    const { generation, special } = this.info;
+    const text = (id: number | undefined): string => Object.keys(special ?? {}).find((name) => special![name] === id) ?? "";
+    const variables = { bos_token: text(generation.bos_id), eos_token: text(generation.end_ids?.[0]) };
+    this.template = new ChatTemplate(generation.chat_template ?? null, Object.keys(special ?? {}), variables, fill);
     this.tokenizer = {
       encode: (text, allowedSpecial = []) => backend.encode(text, allowedSpecial),
       decode: (ids, skipSpecial = false) => backend.decode(ids, skipSpecial),
@@ -60,22 +65,21 @@ export class LanguageModel {
   }
 
   /** The assistant's answer to a conversation. */
-  async chat(messages: readonly Message[], options: GenerateOptions = {}): Promise<Generation> {
-    return this.generate(await this.chatPrompt(messages), this.chatOptions(options));
+  async chat(messages: readonly Message[], options: ChatOptions = {}): Promise<Generation> {
+    const [prompt, rest] = this.split(options);
+    return this.generate(await this.chatPrompt(messages, prompt), rest);
   }
 
   /** Like `chat`, a piece at a time. */
-  streamChat(messages: readonly Message[], options: GenerateOptions = {}): TextStream {
-    return stream(async () => this.start([await this.chatPrompt(messages)], 1, this.chatOptions(options)));
+  streamChat(messages: readonly Message[], options: ChatOptions = {}): TextStream {
+    const [prompt, rest] = this.split(options);
+    return stream(async () => this.start([await this.chatPrompt(messages, prompt)], 1, rest));
   }
 
   /** Token ids of the prompt that `chat` makes of `messages`. */
-  async chatPrompt(messages: readonly Message[]): Promise<number[]> {
-    const { generation, special } = this.info;
-    if (!special) throw new OptionError("this model has no tokenizer", "export it with --tokenizer");
-    const text = (id: number | undefined): string => Object.keys(special).find((name) => special[name] === id) ?? "";
-    const variables = { bos_token: text(generation.bos_id), eos_token: text(generation.end_ids?.[0]) };
-    return this.backend.encodeParts(await chatParts(messages, generation.chat_template ?? null, Object.keys(special), variables, this.fill));
+  async chatPrompt(messages: readonly Message[], options: TemplateOptions = {}): Promise<number[]> {
+    if (!this.info.special) throw new OptionError("this model has no tokenizer", "export it with --tokenizer");
+    return this.backend.encodeChat(await this.template.render(messages, options));
   }
 
   /** Log-probabilities, perplexity and bits per byte of a text, of any length; `stride` tokens are scored in a pass. */
@@ -117,11 +121,16 @@ export class LanguageModel {
     return { pieces: await this.backend.generate({ prompts, n, options: rest }, signal), onToken };
   }
 
-  /** A model without a template would go on to write the user's next turn. */
-  private chatOptions(options: GenerateOptions): GenerateOptions {
-    return this.info.generation.chat_template || options.stop ? options : { ...options, stop: [PLAIN_STOP] };
+  /** The options of the prompt and those of generation. */
+  private split({ tools, templateOptions, continueFinalMessage, ...rest }: ChatOptions): [TemplateOptions, GenerateOptions] {
+    const prompt = { ...(tools ? { tools } : {}), ...(templateOptions ? { templateOptions } : {}), ...(continueFinalMessage ? { continueFinalMessage } : {}) };
+    // A model without a template would go on to write the user's next turn.
+    return [prompt, this.info.generation.chat_template || rest.stop ? rest : { ...rest, stop: [PLAIN_STOP] }];
   }
 }
+
+/** What `chat` and `streamChat` take. */
+export interface ChatOptions extends GenerateOptions, TemplateOptions {}
 
 interface Started {
   pieces: Pieces;

@@ -14,7 +14,7 @@ import type { ModelFile } from "./modelFile/metadata.js";
 import type { Source } from "./modelFile/source.js";
 import { verifyModel, type VerifyReport } from "./reports/verify.js";
 import { makeScore, scoreIds, type Score } from "./scoring.js";
-import type { ChatPart } from "./text/chatTemplate.js";
+import type { ChatText } from "./text/chatTemplate.js";
 import type { AllowedSpecial, Tokenizer } from "./text/tokenizer.js";
 import { checkIds, oneOf, whole } from "./validation.js";
 
@@ -47,10 +47,10 @@ export class LocalBackend implements Backend {
     return [...this.prompt(prompt)];
   }
 
-  async encodeParts(parts: readonly ChatPart[]): Promise<number[]> {
-    const ids = parts.flatMap(({ text, special }) => this.tokenizer.encode(text, special ? "all" : []));
-    const bos = this.bos;
-    return bos === undefined || ids[0] === bos ? ids : [bos, ...ids];
+  async encodeChat({ text, special, standIns }: ChatText): Promise<number[]> {
+    if (special) return this.tokenizer.encode(text, "all", standIns); // a template says itself where the begin token goes
+    const bos = this.bos, ids = this.tokenizer.encode(text);
+    return bos === undefined ? ids : [bos, ...ids];
   }
 
   async decode(ids: readonly number[], skipSpecial: boolean): Promise<string> {
@@ -81,14 +81,14 @@ export class LocalBackend implements Backend {
     return makeScore(ids, logprobs, this.file.tokenizer?.decodeBytes(ids.subarray(1), true).length ?? 0);
   }
 
-  async embed(texts: readonly Prompt[], { layer = "hidden", pooling = "mean", normalize = true }: EmbedOptions): Promise<Float32Array[]> {
+  async embed(texts: readonly Prompt[], { layer = "hidden", pooling = "mean", normalize = true, prefix = "" }: EmbedOptions): Promise<Float32Array[]> {
     oneOf("layer", layer, ["hidden", "embeddings"]);
     oneOf("pooling", pooling, ["mean", "last"]);
     const { decoder } = this;
     if (!this.file.outputs.has(layer)) throw new ModelFileError(`this model file has no output "${layer}"`, `export it with --outputs ${layer}`);
     if (!(decoder instanceof Engine)) throw new OptionError("embed needs edgelm's own engine", "load without onnxruntime");
     if (!texts.length) throw new OptionError("there is no text", "give at least one");
-    const rows = texts.map((text) => this.prompt(text).slice(0, this.info.contextLength));
+    const rows = texts.map((text) => this.whole(text, prefix));
     return this.alone(async () => {
       const found: Float32Array[] = [];
       for (const ids of rows) {
@@ -142,6 +142,18 @@ export class LocalBackend implements Backend {
     const start = this.file.generation.bos_id ?? this.tokenizer.endOfText;
     if (!ids.length && start === undefined) throw new OptionError("the prompt is empty and this model has no begin token", "give some text");
     return Int32Array.from(ids.length ? ids : [start!]);
+  }
+
+  /** Token ids of a text that is not to be continued: `prefix`, the text, and the token that the tokenizer puts after a text. */
+  private whole(text: Prompt, prefix: string): Int32Array {
+    const { contextLength: context, generation } = this.info;
+    if (typeof text !== "string") {
+      if (prefix) throw new OptionError("prefix is given, and token ids", "give texts, or leave the prefix out");
+      return this.prompt(text).slice(0, context);
+    }
+    const end = generation.add_eos && generation.eos_id !== undefined ? [generation.eos_id] : [];
+    const ids = this.prompt(prefix + text).subarray(0, Math.max(1, context - end.length));
+    return Int32Array.from([...ids, ...end]).slice(0, context);
   }
 
   private open(): void {

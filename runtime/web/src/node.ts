@@ -67,15 +67,18 @@ async function fileSource(path: string): Promise<Source> {
     throw new ModelFileError(`cannot read ${path}: ${(error as NodeJS.ErrnoException).code}`, "check the path");
   }
   const { size } = await handle.stat();
-  const read = async (start: number, end: number): Promise<Uint8Array> => {
-    const bytes = new Uint8Array(Math.max(0, Math.min(end, size) - start));
-    let at = 0;
-    while (at < bytes.length) {
-      const { bytesRead } = await handle.read(bytes, at, bytes.length - at, start + at);
-      if (!bytesRead) break;
+  const readInto = async (start: number, end: number, target: Uint8Array): Promise<number> => {
+    const wanted = Math.max(0, Math.min(end, size) - start);
+    for (let at = 0; at < wanted; ) {
+      const { bytesRead } = await handle.read(target, at, wanted - at, start + at);
+      if (!bytesRead) return at;
       at += bytesRead;
     }
-    return bytes.subarray(0, at);
+    return wanted;
   };
-  return { name: path, size, read, close: () => handle.close() };
+  const read = async (start: number, end: number): Promise<Uint8Array> => {
+    const bytes = new Uint8Array(Math.max(0, Math.min(end, size) - start));
+    return bytes.subarray(0, await readInto(start, end, bytes));
+  };
+  return { name: path, size, read, readInto, close: () => handle.close() };
 }

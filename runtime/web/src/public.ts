@@ -5,7 +5,7 @@ export {
 } from "./errors.js";
 export { tokensPerSecond } from "./generation/results.js";
 export { LanguageModel } from "./languageModel.js";
-export type { AsyncTokenizer, TextStream } from "./languageModel.js";
+export type { AsyncTokenizer, ChatOptions, TextStream } from "./languageModel.js";
 export type { ModelInfo, Prompt } from "./backend.js";
 export type { EmbedOptions } from "./embedding.js";
 export type { OnnxRuntime } from "./engine/onnxDecoder.js";
@@ -16,5 +16,5 @@ export type { Config, RopeScaling } from "./modelFile/config.js";
 export type { GenerationDefaults } from "./modelFile/metadata.js";
 export type { VerifyReport } from "./reports/verify.js";
 export type { Score } from "./scoring.js";
-export type { Message } from "./text/chatTemplate.js";
+export type { Message, TemplateOptions } from "./text/chatTemplate.js";
 export type { AllowedSpecial } from "./text/tokenizer.js";

@@ -139,7 +139,8 @@ def draws() -> list[list[Any]]:
 def tokenizers() -> list[dict[str, Any]]:
     """Every kind that imports make, with a mixed corpus of 100 kB in many scripts."""
     import test_import_tokenizers as made
-    from edgelm.importers.tokenizers.check import probe_texts
+
+    from edgelm_runtime.text.huggingface.check import probe_texts
 
     kinds: dict[str, Tokenizer] = {"small": small_tokenizer()}
     with edgelm.load() as lm:
@@ -152,10 +153,32 @@ def tokenizers() -> list[dict[str, Any]]:
         if style == "gemma":
             reference.add_tokens(["\n\n", "\n", "<img>"])
         kinds[style] = made.convert(json.loads(reference.to_str()), style).tokenizer
+    for kind in ("gpt2", "qwen", "across words", "metaspace", "gemma"):
+        # Tokens that swallow white space, or are looked for in normalised text.
+        reference = made.with_habits(
+            made.BYTE_LEVEL[kind]() if kind in made.BYTE_LEVEL else made.sentencepiece(kind)
+        )
+        kinds[f"{kind} with habits"] = made.convert(json.loads(reference.to_str()), kind).tokenizer
+    spaced = made.trained(made.pre_tokenizers.ByteLevel(add_prefix_space=True))
+    spaced.add_tokens(["<think>"])
+    kinds["byte level with a space in front"] = made.convert(json.loads(spaced.to_str()), "x").tokenizer
+    draw = random.Random(7)
     cases = []
     for kind, tokenizer in kinds.items():
         texts = ["", " ", *made.texts(), *probe_texts(tokenizer), "ab " * 400, "x" * 500, "你" * 300]
-        special = [f"a{name} b {name}{name}" for name in tokenizer.special]
+        pieces = [
+            *tokenizer.added,
+            *tokenizer.special,
+            " ",
+            "  ",
+            "the",
+            "cat",
+            "\n",
+            "\u0301",
+            "\u2581",
+            "\xa0",
+        ]
+        special = ["".join(draw.choices(pieces, k=draw.randint(1, 9))) for _ in range(200)]
         cases.append(
             {
                 "kind": kind,

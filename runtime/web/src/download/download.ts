@@ -4,28 +4,37 @@ import type { LoadOptions } from "../loadOptions.js";
 
 const TRIES = 5;
 const FIRST_PAUSE = 500; // ms, doubled each time
+/** Bytes after which what has arrived becomes a Blob, which a browser keeps outside of the page's memory. */
+const BATCH = 1 << 23;
 
 /** The bytes at `url`, or those of a stretch of it. Throws DownloadError, or an AbortError. */
 export async function download(
   url: URL, { onProgress, signal }: Pick<LoadOptions, "onProgress" | "signal">, stretch?: [start: number, end: number],
 ): Promise<Blob> {
   const first = stretch?.[0] ?? 0;
-  const parts: Uint8Array<ArrayBuffer>[] = [];
-  let loaded = 0, total = 0, version: string | null = null;
+  const parts: Blob[] = [];
+  let recent: Uint8Array<ArrayBuffer>[] = [], recentBytes = 0, loaded = 0, total = 0, version: string | null = null;
+  const settle = (): void => {
+    parts.push(new Blob(recent));
+    [recent, recentBytes] = [[], 0];
+  };
   for (let attempt = 0; ; ) {
     const before = loaded;
     try {
       const response = await request(url, [first + loaded, stretch?.[1]], version, signal);
       if (stretch && response.status !== 206) throw new DownloadError(`${url} changed during the download`, "try again");
-      if (loaded && response.status !== 206) parts.length = loaded = 0; // it has changed, or cannot be had in part
+      if (loaded && response.status !== 206) [recent, parts.length, loaded, recentBytes] = [[], 0, 0, 0]; // it has changed, or cannot be had in part
       total = stretch ? stretch[1] - first : sizeOf(response, loaded);
       version = response.headers.get("etag") ?? response.headers.get("last-modified");
       for await (const part of chunks(response, signal)) {
-        parts.push(part);
+        recent.push(part);
+        recentBytes += part.length;
         loaded += part.length;
+        if (recentBytes > BATCH) settle();
         onProgress?.({ stage: "download", loaded, total: Math.max(total, loaded) });
       }
       if (total && loaded < total) throw new TypeError("the connection broke");
+      settle();
       return new Blob(parts);
     } catch (error) {
       signal?.throwIfAborted();

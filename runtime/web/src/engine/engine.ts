@@ -7,7 +7,7 @@ import { Heap, openKernels } from "./kernels.js";
 import { readParameters } from "./parameters.js";
 import { startHelpers, type Helpers } from "./threads.js";
 import { MOST, Transformer } from "./transformer.js";
-import { WeightReader } from "./weights.js";
+import { weightBytes, WeightReader } from "./weights.js";
 
 export interface EngineOptions {
   threads: number;
@@ -27,6 +27,7 @@ export class Engine implements Decoder {
 
   static async open(layout: Layout, config: Config, source: Source, options: EngineOptions): Promise<Engine> {
     const { threads } = options, heap = new Heap(threads > 1);
+    heap.reserve(weightBytes(layout));
     const kernels = await openKernels(heap, threads > 1);
     const helpers = threads > 1 ? await startHelpers(kernels, heap, threads) : null;
     try {

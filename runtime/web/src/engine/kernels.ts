@@ -17,6 +17,8 @@ const MOST_PAGES = 65536;
 /** What the kernels keep for themselves lies below. */
 const FIRST_FREE = 4096;
 const ALIGNMENT = 64;
+/** Pages that are added at least: each time costs a collection of garbage, since engines count the memory anew. */
+const STEP = 256;
 
 let compiled: Promise<WebAssembly.Module> | null = null, compiledShared: Promise<WebAssembly.Module> | null = null;
 
@@ -60,16 +62,20 @@ export class Heap {
   /** Address of `size` new bytes. Throws ModelFileError where there is not so much memory. */
   allocate(size: number): number {
     const start = this.top, end = start + Math.ceil(size / ALIGNMENT) * ALIGNMENT;
-    const missing = Math.ceil((end - this.memory.buffer.byteLength) / PAGE);
-    if (missing > 0) {
-      try {
-        this.memory.grow(missing);
-      } catch {
-        throw new ModelFileError(`there is no memory for ${(end / 1e6).toFixed(0)} MB`, "use a smaller model, or quantise it");
-      }
-    }
+    this.reserve(end);
     this.top = end;
     return start;
+  }
+
+  /** Have memory up to address `end`, so that it need not grow often. */
+  reserve(end: number): void {
+    const held = this.memory.buffer.byteLength / PAGE, wanted = Math.ceil(end / PAGE);
+    if (wanted <= held) return;
+    try {
+      this.memory.grow(Math.min(Math.max(wanted, held + STEP), MOST_PAGES) - held);
+    } catch {
+      throw new ModelFileError(`there is no memory for ${(end / 1e6).toFixed(0)} MB`, "use a smaller model, or quantise it");
+    }
   }
 
   /** All of the memory. Fetch it anew after each `allocate`. */

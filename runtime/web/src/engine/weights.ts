@@ -8,6 +8,11 @@ import type { Matrix } from "./matrix.js";
 const SIZES: Record<number, number> = { [FLOAT]: 4, [FLOAT16]: 2, [INT8]: 1, [UINT8]: 1 };
 const up = (value: number, step: number): number => Math.ceil(value / step) * step;
 
+/** About the memory that the weights take: their bytes, twice where they are widened. */
+export function weightBytes(layout: Layout): number {
+  return [...layout.tensors.values()].reduce((sum, { start, end, type }) => sum + (end - start) * (type === FLOAT16 ? 2 : 1), 0);
+}
+
 export class WeightReader {
   private spare = 0;
   private spareSize = 0;
@@ -129,9 +134,15 @@ export class WeightReader {
   private async copy(tensor: Tensor, to: number): Promise<void> {
     const source = tensor.external ? this.sidecar : this.source;
     if (!source) throw new ModelFileError(`${this.source.name} keeps its weights in a file beside it`, "give it as the option sidecar");
-    const bytes = await source.read(tensor.start, tensor.end);
-    if (bytes.length !== tensor.end - tensor.start) throw new ModelFileError(`${source.name} is cut off`, "copy, download or export it again");
-    this.heap.u8.set(bytes, to);
-    this.progress((this.read += bytes.length));
+    const size = tensor.end - tensor.start;
+    let got: number;
+    if (source.readInto) got = await source.readInto(tensor.start, tensor.end, this.heap.u8.subarray(to, to + size));
+    else {
+      const bytes = await source.read(tensor.start, tensor.end);
+      this.heap.u8.set(bytes, to);
+      got = bytes.length;
+    }
+    if (got !== size) throw new ModelFileError(`${source.name} is cut off`, "copy, download or export it again");
+    this.progress((this.read += size));
   }
 }

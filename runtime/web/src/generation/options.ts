@@ -53,6 +53,8 @@ export interface LimitOptions {
   reference?: string | readonly number[];
   /** Give log-probabilities, and of this many alternatives. */
   logprobs?: number;
+  /** Let special tokens in an answer be a part of its text. */
+  keepSpecial?: boolean;
 }
 
 /** Hold the text to a form; at most one of them. */
@@ -77,7 +79,7 @@ export type Sampling = Required<Omit<SamplingOptions, "seed" | "processor" | "lo
   processor: Processor | undefined;
 };
 
-export type Limits = Required<Pick<LimitOptions, "maxNewTokens" | "overflow" | "lookup">> & {
+export type Limits = Required<Pick<LimitOptions, "maxNewTokens" | "overflow" | "lookup" | "keepSpecial">> & {
   maxTime: number | undefined;
   stop: readonly string[];
   reference: Int32Array;
@@ -89,7 +91,7 @@ const SAMPLING: Sampling = {
   presencePenalty: 0, logitBias: new Map(), bannedTokens: [], forcedTokens: [], seed: undefined, processor: undefined,
 };
 const LIMITS: Limits = {
-  maxNewTokens: 128, maxTime: undefined, stop: [], overflow: "slide", lookup: "auto", reference: new Int32Array(0), logprobs: undefined,
+  maxNewTokens: 128, maxTime: undefined, stop: [], overflow: "slide", lookup: "auto", reference: new Int32Array(0), logprobs: undefined, keepSpecial: false,
 };
 const ELSEWHERE = ["choices", "regex", "allowedSpecial", "signal", "onToken"];
 
@@ -146,12 +148,13 @@ export function checkLimits(options: Omit<GenerateOptions, "reference"> & { refe
   const values: Limits = {
     maxNewTokens: options.maxNewTokens ?? LIMITS.maxNewTokens, maxTime: options.maxTime, stop: options.stop ?? LIMITS.stop,
     overflow: options.overflow ?? LIMITS.overflow, lookup: options.lookup ?? LIMITS.lookup,
-    reference: options.reference ?? LIMITS.reference, logprobs: options.logprobs,
+    reference: options.reference ?? LIMITS.reference, logprobs: options.logprobs, keepSpecial: options.keepSpecial ?? false,
   };
   whole("maxNewTokens", values.maxNewTokens, 0);
   if (values.maxTime !== undefined) number("maxTime", values.maxTime, 0, Infinity, true);
   oneOf("overflow", values.overflow, ["slide", "stop", "error"]);
   if (values.lookup !== "auto") whole("lookup", values.lookup, 0, 1024);
+  if (typeof values.keepSpecial !== "boolean") throw new OptionError(`keepSpecial is ${shown(values.keepSpecial)}`, "give true or false");
   if (values.logprobs !== undefined) whole("logprobs", values.logprobs, 0);
   new StopStrings(values.stop);
   return values;

@@ -8,6 +8,8 @@ export type FinishReason = "stop" | "length" | "end" | "context" | "time" | "can
 export interface Piece {
   text: string;
   tokenId: number | null;
+  /** The end token that ended the text, in a last piece. */
+  endId: number | null;
   /** Natural log-probability under the unmodified model, where asked for. */
   logprob: number | null;
   /** The likeliest (token id, log-probability), where asked for. */

@@ -33,7 +33,7 @@ export class Sequence {
     this.buffer.set(prompt);
     this.ends = new Set(endIds);
     if (limits.stop.length && !tokenizer) throw new OptionError(`stop is ${shown(limits.stop)}`, "stop strings need a model with a tokenizer");
-    this.text = tokenizer ? new TextStream(tokenizer, limits.stop) : null;
+    this.text = tokenizer ? new TextStream(tokenizer, limits) : null;
     const automatic = limits.lookup === "auto", most = automatic ? AUTO_DRAFT : (limits.lookup as number);
     this.draftLength = most ? new DraftLength(most, !automatic) : null;
   }
@@ -77,7 +77,9 @@ export class Sequence {
   }
 
   private append(id: number, logits: Float32Array, contextLength: number): Piece {
-    if (this.ends.has(id)) return this.finish("end");
+    const { logprobs, maxNewTokens, overflow } = this.limits;
+    const [logprob, top] = logprobs === undefined ? [null, []] : topLogprobs(logits, id, logprobs);
+    if (this.ends.has(id)) return { ...this.finish("end"), endId: id, logprob, topLogprobs: top };
     if (this.length === this.buffer.length) {
       const larger = new Int32Array(2 * this.length);
       larger.set(this.buffer);
@@ -85,19 +87,17 @@ export class Sequence {
     }
     this.buffer[this.length++] = id;
     let [text, stopped] = this.text ? this.text.feed(id) : ["", false];
-    const { logprobs, maxNewTokens, overflow } = this.limits;
-    const [logprob, top] = logprobs === undefined ? [null, []] : topLogprobs(logits, id, logprobs);
     if (stopped || this.sampler.complete(this.ids.subarray(this.promptLength))) this.finishReason = "stop";
     else if (this.length - this.promptLength >= maxNewTokens) this.finishReason = "length";
     else if (overflow === "stop" && this.length >= contextLength) this.finishReason = "context";
     if (this.finishReason && !stopped && this.text) text += this.text.flush();
-    return { text, tokenId: id, logprob, topLogprobs: top, finishReason: this.finishReason, row: this.row };
+    return { text, tokenId: id, endId: null, logprob, topLogprobs: top, finishReason: this.finishReason, row: this.row };
   }
 
   /** End this text without a further token. */
   finish(reason: FinishReason): Piece {
     this.finishReason = reason;
-    return { text: this.text?.flush() ?? "", tokenId: null, logprob: null, topLogprobs: [], finishReason: reason, row: this.row };
+    return { text: this.text?.flush() ?? "", tokenId: null, endId: null, logprob: null, topLogprobs: [], finishReason: reason, row: this.row };
   }
 }
 
@@ -106,9 +106,9 @@ class TextStream {
   private readonly detokenizer: Detokenizer;
   private readonly stops: StopStrings;
 
-  constructor(tokenizer: Tokenizer, stops: readonly string[]) {
-    this.detokenizer = new Detokenizer(tokenizer);
-    this.stops = new StopStrings(stops);
+  constructor(tokenizer: Tokenizer, { stop, keepSpecial }: Limits) {
+    this.detokenizer = new Detokenizer(tokenizer, keepSpecial);
+    this.stops = new StopStrings(stop);
   }
 
   feed(id: number): [string, boolean] {

@@ -13,6 +13,8 @@ export interface GenerationDefaults {
   end_ids?: number[];
   bos_id?: number;
   add_bos?: boolean;
+  eos_id?: number;
+  add_eos?: boolean;
   chat_template?: string | null;
   [option: string]: unknown;
 }

@@ -6,6 +6,8 @@ export interface Source {
   readonly size: number;
   /** Bytes from `start` to `end`. Do not change them. */
   read(start: number, end: number): Promise<Uint8Array>;
+  /** The same, into `target`, where that saves a copy; gives how many bytes there were. */
+  readInto?(start: number, end: number, target: Uint8Array): Promise<number>;
   /** Nothing is read any more. */
   close(): Promise<void>;
 }

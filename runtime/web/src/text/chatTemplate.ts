@@ -1,79 +1,159 @@
 /**
  * Conversations to prompts: the model's own template where it has one, names and colons where it has none.
  *
- * Templates are Jinja programs; @huggingface/jinja runs them, loaded only when there is one.
+ * A special token that a message spells is ordinary text, so that no message can pretend to be another role's. Only
+ * what an answer itself may hold stays a special token in an earlier answer; what frames messages does not. Templates
+ * are Jinja programs; @huggingface/jinja runs them, loaded only when there is one.
  */
 import { OptionError } from "../errors.js";
 import { shown } from "../validation.js";
+import { StandIns, type Plain } from "./standIns.js";
 
+/** `role` and `content`, and whatever else the model's template reads (`name`, `tool_calls`, ...). */
 export interface Message {
-  role: "system" | "user" | "assistant" | "tool";
-  content: string;
+  role: string;
+  content?: string;
+  [field: string]: unknown;
 }
 
-/** Text, and whether the text of special tokens in it stands for them. */
-export interface ChatPart {
+/** What a prompt may be asked for besides messages. */
+export interface TemplateOptions {
+  /** JSON schemas of functions that the model may call. */
+  tools?: readonly object[];
+  /** Further variables of the chat template, such as `enable_thinking`. */
+  templateOptions?: Record<string, unknown>;
+  /** Go on with the last message, an answer that was begun, instead of asking for a new one. */
+  continueFinalMessage?: boolean;
+}
+
+/** A prompt as text, and characters in it that stand for ordinary text. */
+export interface ChatText {
   text: string;
+  /** Whether the text of special tokens stands for them: a template's does. */
   special: boolean;
+  standIns: [character: string, meant: string][];
 }
 
 /** Fills a Jinja template with variables. */
 export type FillTemplate = (template: string, variables: Record<string, unknown>) => Promise<string>;
 
 export const PLAIN_STOP = "\nUser:";
-const ROLES = ["system", "user", "assistant", "tool"];
-const PRIVATE_USE = 0xf0000;
 
-/**
- * The prompt for `messages`, in parts. Special-token text inside a message is ordinary text: only the template's own
- * becomes special tokens, so no message can pretend to be another role's. `special` are the texts of special tokens,
- * `variables` what the template may name besides the messages (`bos_token`, `eos_token`).
- */
-export async function chatParts(
-  messages: readonly Message[], template: string | null, special: readonly string[], variables: Record<string, string>, fill: FillTemplate,
-): Promise<ChatPart[]> {
-  checkMessages(messages);
-  const written = messages.map((message) => message.content).join("\0");
-  // A stand-in from the private use area for each special token's text, until the template has been filled.
-  const standIns = new Map<string, string>();
-  special.forEach((text, i) => {
-    if (text && written.includes(text)) standIns.set(String.fromCodePoint(PRIVATE_USE + i), text);
-  });
-  const longestFirst = [...standIns].sort(([, a], [, b]) => b.length - a.length);
-  const safe = messages.map((message) => ({
-    ...message,
-    content: longestFirst.reduce((content, [standIn, text]) => content.replaceAll(text, standIn), message.content),
-  }));
-  const rendered = template === null ? plain(safe) : await filled(template, safe, variables, fill);
-  if (!standIns.size) return [{ text: rendered, special: true }];
-  const parts = rendered.split(new RegExp(`([${[...standIns.keys()].join("")}])`, "u"));
-  return parts.map((part) => {
-    const text = standIns.get(part);
-    return text === undefined ? { text: part, special: true } : { text, special: false };
-  });
-}
+const ROLES = ["system", "developer", "user", "assistant", "tool"];
+const RESERVED = ["messages", "add_generation_prompt", "tools"];
+const PROBE = "probe text";
 
-async function filled(template: string, messages: readonly Message[], variables: Record<string, string>, fill: FillTemplate): Promise<string> {
-  try {
-    // Templates tell "none" from "undefined" and expect the former.
-    return await fill(template, { messages, add_generation_prompt: true, tools: null, documents: null, ...variables });
-  } catch (error) {
-    if (error instanceof OptionError) throw error;
-    throw new OptionError(`the model's chat template refuses these messages: ${(error as Error).message}`);
+/** Renders conversations for one model: its `template`, the texts of its special tokens, `bos_token` and `eos_token`. */
+export class ChatTemplate {
+  private framing: Promise<ReadonlySet<string>> | null = null;
+  private parts: Promise<boolean> | null = null;
+
+  constructor(
+    private readonly template: string | null, private readonly special: readonly string[], private readonly variables: Record<string, string>,
+    private readonly fill: FillTemplate,
+  ) {}
+
+  /** The prompt for `messages`. Throws OptionError for messages of another form, and where the template refuses them. */
+  async render(messages: readonly Message[], { tools, templateOptions, continueFinalMessage = false }: TemplateOptions = {}): Promise<ChatText> {
+    let conversation = checked(messages, this.special);
+    if (this.template === null && (tools || templateOptions)) throw new OptionError("tools or templateOptions are given, and this model has no chat template");
+    const reserved = Object.keys(templateOptions ?? {}).find((name) => RESERVED.includes(name));
+    if (reserved) throw new OptionError(`templateOptions sets ${reserved}`, "give it as an option of its own");
+    const hiding = new StandIns([conversation, tools, templateOptions] as Plain);
+    const variables = { ...this.variables, tools: null, documents: null, ...templateOptions, ...(tools ? { tools } : {}) } as Record<string, Plain>;
+    if (this.template !== null) {
+      const framing = await (this.framing ??= this.findFraming());
+      conversation = conversation.map((message) => Object.fromEntries(Object.entries(message).map(([field, value]) => [
+        field, field === "role" ? value : hiding.put(value as Plain, ownWords(message, field) ? framing : this.special),
+      ])) as Message);
+      for (const name of [...Object.keys(templateOptions ?? {}), ...(tools ? ["tools"] : [])]) variables[name] = hiding.put(variables[name], this.special);
+    }
+    const mark = continueFinalMessage ? hiding.make() : "";
+    if (mark) conversation = [...conversation.slice(0, -1), marked(conversation.at(-1)!, mark)];
+    const text = this.template === null ? plain(conversation, !mark) : await this.filled(await this.inForm(conversation), variables, !mark);
+    return { text: mark ? cutAt(text, mark) : text, special: this.template !== null, standIns: [...hiding.meant] };
+  }
+
+  private async filled(messages: readonly Message[], variables: Record<string, unknown>, prompt: boolean): Promise<string> {
+    try {
+      return await this.fill(this.template!, { ...variables, messages, add_generation_prompt: prompt });
+    } catch (error) {
+      if (error instanceof OptionError) throw error;
+      throw new OptionError(`the model's chat template refuses these messages: ${(error as Error).message}`);
+    }
+  }
+
+  /** The special tokens that the template writes around messages, and those that begin and end texts. */
+  private async findFraming(): Promise<ReadonlySet<string>> {
+    const [system, user, answer] = ["system", "user", "assistant"].map((role) => ({ role, content: PROBE })) as [Message, Message, Message];
+    for (const talk of [[system, user, answer, user], [user, answer, user], [user]]) {
+      try {
+        const text = await this.filled(await this.inForm(talk), { ...this.variables, tools: null, documents: null }, false);
+        return new Set([...this.special.filter((name) => text.includes(name)), ...Object.values(this.variables).filter(Boolean)]);
+      } catch {
+        continue;
+      }
+    }
+    return new Set(this.special);
+  }
+
+  /** Contents as text, or as lists of one part where the template reads no others. */
+  private async inForm(conversation: readonly Message[]): Promise<readonly Message[]> {
+    this.parts ??= this.shows(PROBE).then(async (text) => !text && (await this.shows([{ type: "text", text: PROBE }])));
+    if (!(await this.parts)) return conversation;
+    return conversation.map((message) => ({ ...message, content: [{ type: "text", text: message.content }] as unknown as string }));
+  }
+
+  /** Whether the template writes such a content, and not the form that it has. */
+  private async shows(content: unknown): Promise<boolean> {
+    try {
+      const text = await this.fill(this.template!, { ...this.variables, tools: null, documents: null, messages: [{ role: "user", content }], add_generation_prompt: true });
+      return text.includes(PROBE) && !text.includes(`'${PROBE}'`) && !text.includes(`"${PROBE}"`);
+    } catch {
+      return false;
+    }
   }
 }
 
-function plain(messages: readonly Message[]): string {
-  const lines = messages.map(({ role, content }) => (role === "system" ? content : `${role[0]!.toUpperCase()}${role.slice(1)}: ${content}`));
-  return [...lines, "Assistant:"].join("\n");
+/** Whether a field holds what the model said, special tokens included. */
+function ownWords(message: Message, field: string): boolean {
+  return message.role === "assistant" && ["content", "reasoning_content", "thinking"].includes(field);
 }
 
-function checkMessages(messages: readonly Message[]): void {
+function marked(message: Message, mark: string): Message {
+  if (message.role !== "assistant" || !message.content) throw new OptionError("there is no answer to continue", "the last message must be the assistant's");
+  // Whether the space is there after rendering shows whether the template trims its messages.
+  return { ...message, content: `${message.content}${mark} ` };
+}
+
+function cutAt(text: string, mark: string): string {
+  const at = text.lastIndexOf(mark);
+  if (at < 0) throw new OptionError("the model's chat template leaves the last answer out", "ask for a new answer instead");
+  return text[at + mark.length] === " " ? text.slice(0, at) : text.slice(0, at).trimEnd();
+}
+
+function plain(messages: readonly Message[], prompt: boolean): string {
+  const lines = messages.map(({ role, content = "" }) => {
+    if (!ROLES.includes(role)) throw new OptionError(`a message has role ${shown(role)}`, `choose one of ${ROLES.join(", ")}`);
+    return role === "system" || role === "developer" ? content : `${role[0]!.toUpperCase()}${role.slice(1)}: ${content}`;
+  });
+  return [...lines, ...(prompt ? ["Assistant:"] : [])].join("\n");
+}
+
+/** Copies of the messages, without fields that are null. */
+function checked(messages: readonly Message[], special: readonly string[]): Message[] {
   if (!Array.isArray(messages) || !messages.length) {
     throw new OptionError(`messages is ${shown(messages)}`, 'give a list such as [{role: "user", content: "Hi"}]');
   }
-  for (const message of messages) {
-    if (typeof message?.content !== "string") throw new OptionError(`a message is ${shown(message)}`, "give role and content, both text");
-    if (!ROLES.includes(message.role)) throw new OptionError(`a message has role ${shown(message.role)}`, `choose one of ${ROLES.join(", ")}`);
-  }
+  return messages.map((message: Message) => {
+    const { role, content } = message ?? {};
+    if (typeof role !== "string" || !role || role.length > 64) throw new OptionError(`a message has role ${shown(role)}`, `choose one of ${ROLES.join(", ")}`);
+    if (!ROLES.includes(role) && special.some((text) => text.includes(role))) {
+      throw new OptionError(`a message has role ${shown(role)}, a part of a special token`, "choose another name");
+    }
+    if (typeof content !== "string" && !(content === undefined && message.tool_calls)) throw new OptionError(`a message is ${shown(message)}`, "give role and content, both text");
+    const made = Object.fromEntries(Object.entries(message).filter(([, value]) => value !== null && value !== undefined)) as Message;
+    const thought = made.reasoning_content ?? made.thinking ?? made.reasoning;
+    return thought === undefined ? made : { thinking: thought, ...made, reasoning_content: thought };
+  });
 }

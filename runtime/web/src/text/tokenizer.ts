@@ -7,6 +7,7 @@
 import { OptionError, TokenizerError } from "../errors.js";
 import { shown } from "../validation.js";
 import { mergeBytes } from "./bytePairs.js";
+import { NamedTokens, type Strip } from "./namedTokens.js";
 import { translate } from "./pattern.js";
 
 export const END_OF_TEXT = "<|endoftext|>";
@@ -18,6 +19,8 @@ export interface TokenizerValues {
   special: Record<string, number>;
   ids?: (number | number[])[];
   added?: Record<string, number>;
+  normalized?: string[];
+  strip?: Record<string, Strip>;
   decode_only?: Record<string, string>;
   normalization?: string;
   space_symbol?: string;
@@ -26,12 +29,16 @@ export interface TokenizerValues {
 }
 
 const FIELDS = [
-  "tokens", "pattern", "special", "ids", "added", "decode_only", "normalization", "space_symbol", "prefix_space", "drop_unknown",
+  "tokens", "pattern", "special", "ids", "added", "normalized", "strip", "decode_only", "normalization", "space_symbol", "prefix_space",
+  "drop_unknown",
 ];
 const MOST_KNOWN = 20_000;
 
 /** Names of special tokens, or "all" of them. */
 export type AllowedSpecial = "all" | Iterable<string>;
+
+// Where a stretch of text stands: at the start of the whole, or after a named token.
+type Place = "start" | "between";
 
 export class Tokenizer {
   readonly vocabSize: number;
@@ -43,7 +50,11 @@ export class Tokenizer {
   private readonly pieces: RegExp;
   private readonly table: (readonly number[])[] | null;
   private readonly named: ReadonlyMap<string, number>;
-  private readonly cuts = new Map<string, RegExp | null>();
+  private readonly strip: ReadonlyMap<string, Strip>;
+  private readonly cuts = new Map<string, NamedTokens>();
+  /** Added tokens that are looked for after text was normalised: their normal forms, and their ids. */
+  private readonly normalIds: ReadonlyMap<string, number>;
+  private readonly normalCut: NamedTokens;
   private readonly known = new Map<string, number[]>();
   private bytes: (Uint8Array | undefined)[] = [];
 
@@ -54,7 +65,7 @@ export class Tokenizer {
       throw new TokenizerError("not a saved tokenizer", "export the model again");
     }
     this.prefixSpace = values.prefix_space ?? "never";
-    if (!["", "NFC"].includes(values.normalization ?? "") || !["never", "first", "always"].includes(this.prefixSpace)) {
+    if (!["", "NFC"].includes(values.normalization ?? "") || !["never", "first", "always", "each"].includes(this.prefixSpace)) {
       throw new TokenizerError(`the tokenizer asks for normalization ${shown(values.normalization)}, prefix space ${shown(this.prefixSpace)}`, "update edgelm");
     }
     this.ranks = new Map(values.tokens.map((token, rank) => [decoded(token), rank]));
@@ -69,6 +80,13 @@ export class Tokenizer {
     this.special = values.special;
     this.specialIds = new Set(Object.values(values.special));
     this.named = new Map([...Object.entries(values.added ?? {}), ...Object.entries(values.special)]);
+    this.strip = new Map(Object.entries(values.strip ?? {}));
+    const lacking = [...(values.normalized ?? []).filter((name) => !Object.hasOwn(values.added ?? {}, name)), ...[...this.strip.keys()].filter((name) => !this.named.has(name))];
+    if (lacking.length || [...this.strip.values()].some((side) => !["left", "right", "both"].includes(side))) {
+      throw new TokenizerError(`the tokenizer gives habits to tokens that it lacks: ${shown(lacking.slice(0, 3))}`, "make it again");
+    }
+    this.normalIds = new Map((values.normalized ?? []).map((name) => [this.normal(name), values.added![name]!]));
+    this.normalCut = new NamedTokens(this.normalIds.keys(), this.strip);
     try {
       this.pieces = new RegExp(translate(values.pattern), "gu");
     } catch (error) {
@@ -84,24 +102,24 @@ export class Tokenizer {
   }
 
   /**
-   * Token ids of `text`. Special tokens named in `allowedSpecial` become their ids; others are ordinary text. Throws
-   * OptionError for a special token that the model does not have, or a character that it cannot express.
+   * Token ids of `text`. Special tokens named in `allowedSpecial` become their ids; others are ordinary text.
+   * `standIns` are characters that stand for text which is ordinary whatever it spells. Throws OptionError for a
+   * special token that the model does not have, or a character that it cannot express.
    */
-  encode(text: string, allowedSpecial: AllowedSpecial = []): number[] {
+  encode(text: string, allowedSpecial: AllowedSpecial = [], standIns: readonly (readonly [string, string])[] = []): number[] {
     if (typeof text !== "string") throw new OptionError(`the text is ${shown(text)}`, "give a string");
-    const cut = this.cut(allowedSpecial);
     const found: number[] = [];
-    if (!cut) {
-      this.encodeStretch(text, true, found);
-      return found;
-    }
+    const stretch = (part: string, first: boolean): void => {
+      const meant = standIns.reduce((made, [character, meaning]) => made.replaceAll(character, () => meaning), part);
+      this.encodeStretch(meant, first ? "start" : "between", found);
+    };
     let start = 0;
-    for (const match of text.matchAll(cut)) {
-      this.encodeStretch(text.slice(start, match.index), start === 0, found);
-      found.push(this.named.get(match[0])!);
-      start = match.index + match[0].length;
+    for (const [end, next, name] of this.cut(allowedSpecial).places(text)) {
+      stretch(text.slice(start, end), start === 0);
+      found.push(this.named.get(name)!);
+      start = next;
     }
-    this.encodeStretch(text.slice(start), start === 0, found);
+    stretch(text.slice(start), start === 0);
     return found;
   }
 
@@ -131,30 +149,54 @@ export class Tokenizer {
   /** The text of `ids`. Bytes that are not UTF-8 become U+FFFD. */
   decode(ids: Iterable<number>, skipSpecial = false): string {
     const text = new TextDecoder("utf-8", { ignoreBOM: true }).decode(this.decodeBytes(ids, skipSpecial));
-    return this.prefixSpace !== "never" && text.startsWith(" ") ? text.slice(1) : text;
+    // Byte-level vocabularies keep the space that they have put in front ("each" without a symbol for it).
+    const kept = this.prefixSpace === "never" || (this.prefixSpace === "each" && !this.values.space_symbol);
+    return !kept && text.startsWith(" ") ? text.slice(1) : text;
   }
 
-  /** What is taken out of text before merging: added tokens and the special tokens allowed, the longest first. */
-  private cut(allowedSpecial: AllowedSpecial): RegExp | null {
+  /** What is taken out of text before it is normalised: added tokens and the special tokens allowed. */
+  private cut(allowedSpecial: AllowedSpecial): NamedTokens {
     const allowed = allowedSpecial === "all" ? Object.keys(this.special) : typeof allowedSpecial === "string" ? [allowedSpecial] : [...allowedSpecial];
     const unknown = allowed.find((name) => !Object.hasOwn(this.special, name));
     if (unknown !== undefined) {
       throw new OptionError(`unknown special token ${shown(unknown)}`, `the model has: ${Object.keys(this.special).sort().join(", ") || "none"}`);
     }
-    const names = [...new Set([...Object.keys(this.values.added ?? {}), ...allowed])].filter(Boolean).sort((a, b) => b.length - a.length);
-    const key = JSON.stringify(names);
+    const key = JSON.stringify(allowed);
     let cut = this.cuts.get(key);
-    if (cut === undefined) {
-      cut = names.length ? new RegExp(names.map(escaped).join("|"), "gu") : null;
+    if (!cut) {
+      const later = new Set(this.values.normalized);
+      cut = new NamedTokens([...Object.keys(this.values.added ?? {}), ...allowed].filter((name) => !later.has(name)), this.strip);
       this.cuts.set(key, cut);
     }
     return cut;
   }
 
-  /** Ids of text that holds no special token; `first` where it begins the whole text. */
-  private encodeStretch(text: string, first: boolean, found: number[]): void {
+  /** Ids of text that holds no named token, except those that are looked for after it was normalised. */
+  private encodeStretch(text: string, place: Place, found: number[]): void {
     if (!text) return;
-    text = this.prepared(text, first);
+    text = this.normal(text);
+    let done = 0;
+    for (const [start, end, form] of this.normalCut.places(text)) {
+      this.encodeMerged(text.slice(done, start), done ? "between" : place, found);
+      found.push(this.normalIds.get(form)!);
+      done = end;
+    }
+    this.encodeMerged(text.slice(done), done ? "between" : place, found);
+  }
+
+  /** Normalised text, with the space in front that is part of normalising ("always"). */
+  private normal(text: string): string {
+    const { normalization, space_symbol: symbol } = this.values;
+    if (normalization) text = text.normalize(normalization);
+    if (symbol) text = text.replaceAll(symbol, " ");
+    return this.prefixSpace === "always" ? " " + text : text;
+  }
+
+  /** Ids of normalised text without any named token. */
+  private encodeMerged(text: string, place: Place, found: number[]): void {
+    if (!text) return;
+    const spaced = this.prefixSpace === "each" || (this.prefixSpace === "first" && place === "start");
+    if (spaced && !text.startsWith(" ")) text = " " + text;
     let ranks = this.ranksOf(text);
     if (!this.table) {
       for (const rank of ranks) found.push(rank);
@@ -162,14 +204,6 @@ export class Tokenizer {
     }
     if (ranks.some((rank) => this.isGap(rank))) ranks = this.ranksOf(this.withoutUnknown(text));
     for (const rank of ranks) found.push(...this.table[rank]!);
-  }
-
-  private prepared(text: string, first: boolean): string {
-    const { normalization, space_symbol: symbol } = this.values;
-    if (normalization) text = text.normalize(normalization);
-    if (symbol) text = text.replaceAll(symbol, " ");
-    if (this.prefixSpace === "always" || (this.prefixSpace === "first" && first && !text.startsWith(" "))) text = " " + text;
-    return text;
   }
 
   private ranksOf(text: string): number[] {
@@ -251,8 +285,4 @@ function binary(bytes: Uint8Array): string {
 
 function unbinary(text: string): Uint8Array {
   return Uint8Array.from(text, (character) => character.charCodeAt(0));
-}
-
-function escaped(text: string): string {
-  return text.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&");
 }

@@ -19,7 +19,7 @@ export interface PlainError {
 /** From the page: a call, or something about one under way. */
 export type ToWorker =
   | { kind: "open"; id: number; model: SentModel; options: SentOptions }
-  | { kind: "call"; id: number; method: "encode" | "encodePrompt" | "encodeParts" | "decode" | "score" | "embed" | "logits" | "verify" | "memoryBytes" | "close"; args: unknown[] }
+  | { kind: "call"; id: number; method: "encode" | "encodePrompt" | "encodeChat" | "decode" | "score" | "embed" | "logits" | "verify" | "memoryBytes" | "close"; args: unknown[] }
   | { kind: "generate"; id: number; request: Request; process: boolean }
   | { kind: "cancel"; id: number }
   | { kind: "processed"; id: number; logits: Float32Array | null; error: PlainError | null };

@@ -7,7 +7,7 @@ import type { Piece, Stats } from "../generation/results.js";
 import type { Progress } from "../open.js";
 import type { VerifyReport } from "../reports/verify.js";
 import type { Score } from "../scoring.js";
-import type { ChatPart } from "../text/chatTemplate.js";
+import type { ChatText } from "../text/chatTemplate.js";
 import type { AllowedSpecial } from "../text/tokenizer.js";
 import type { FromWorker, SentModel, SentOptions, ToWorker } from "./messages.js";
 
@@ -55,8 +55,8 @@ export class WorkerBackend implements Backend {
     return this.call("encodePrompt", prompt);
   }
 
-  encodeParts(parts: readonly ChatPart[]): Promise<number[]> {
-    return this.call("encodeParts", parts);
+  encodeChat(prompt: ChatText): Promise<number[]> {
+    return this.call("encodeChat", prompt);
   }
 
   decode(ids: readonly number[], skipSpecial: boolean): Promise<string> {
