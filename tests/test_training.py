@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,11 +16,15 @@ from typing import Any
 import pytest
 import torch
 
-from edgelm.checkpoint import load_checkpoint
+from edgelm.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from edgelm.config import ModelConfig
+from edgelm.data import shards
+from edgelm.model import Transformer
 from edgelm.training.config import RunConfig, resolve, resumed
 from edgelm.training.report import Figures, Silent, read_figures
 from edgelm.training.run import Outcome, train
 from edgelm_runtime.errors import CheckpointError, ConfigError, TrainingError
+from edgelm_runtime.text.tokenizer_loading import byte_tokenizer
 
 SIZES: dict[str, Any] = {"context_length": 16, "width": 16, "num_layers": 2, "num_heads": 2}
 SETTINGS: dict[str, Any] = {
@@ -185,3 +190,32 @@ def test_fine_tuning_takes_model_and_tokenizer(text: str, tmp_path: Path) -> Non
     tuned = load_checkpoint(tmp_path / "tuned")
     assert tuned.config == load_checkpoint(tmp_path / "base").config
     assert tuned.origin["started_from"]["training"]["steps"] == 60
+
+
+def test_documents_begin_as_the_given_model_begins_a_text(text: str, tmp_path: Path) -> None:
+    generation = {"bos_id": 7, "add_bos": True, "end_ids": [256]}
+    base = Checkpoint(Transformer(ModelConfig(vocab_size=257, **SIZES)), byte_tokenizer(), generation)
+    save_checkpoint(base, tmp_path / "base")
+    settings = {name: value for name, value in SETTINGS.items() if name != "vocab_size"}
+    run = resolve(None, {**settings, "steps": 1, "data": (text,), "init_from": str(tmp_path / "base")})
+    train(run, tmp_path / "run")
+    (tokens,) = (tmp_path / "run" / "tokens").iterdir()
+    ids = shards.load(tokens, 16, 0.05).train
+    found = ids.read(0, len(ids))
+    assert found[0] == 7 and (found[1:][found[:-1] == 256] == 7).all()
+    assert (found == 7).sum() == (found == 256).sum() > 30
+
+
+def test_a_touched_or_copied_file_is_the_same_data(text: str, tmp_path: Path) -> None:
+    shutil.copytree(text, tmp_path / "a")
+    train(make_run(str(tmp_path / "a"), steps=2), tmp_path / "run")
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    shutil.rmtree(tmp_path / "a")
+    for path in (tmp_path / "b").iterdir():
+        os.utime(path, (1, 1))
+    again = resumed(tmp_path / "run", {"steps": 3, "data": (str(tmp_path / "b"),)}, {})
+    assert train(again, tmp_path / "run", resume=True).step == 3
+    (tmp_path / "b" / "1.txt").write_text("other text\n" * 20)
+    with pytest.raises(CheckpointError, match="has changed"):
+        train(again, tmp_path / "run", resume=True)
+    assert len(list((tmp_path / "run" / "tokens").iterdir())) == 1
