@@ -157,8 +157,9 @@ def test_what_the_template_is_given_reaches_it(lm: LanguageModel) -> None:
 
 
 def test_an_answer_that_was_begun_goes_on(lm: LanguageModel) -> None:
-    begun = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "fi"}]
-    assert lm.chat(begun, continue_final_message=True, max_new_tokens=9).text.startswith("ine")
+    begun = [{"role": "user", "content": "How?"}, {"role": "assistant", "content": "fin"}]
+    assert lm.chat(begun, continue_final_message=True, max_new_tokens=9).text == "e"
     assert (
-        lm.tokenizer.decode(lm.chat_prompt(begun, continue_final_message=True)) == "User: How?\nAssistant: fi"
+        lm.tokenizer.decode(lm.chat_prompt(begun, continue_final_message=True))
+        == "User: How?\nAssistant: fin"
     )
