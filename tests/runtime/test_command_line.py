@@ -303,7 +303,7 @@ def test_options_and_files_of_any_value(
             words.append(draw.choice(VALUES))
     if any(p.name == "max_new_tokens" for p in command.params):
         words += ["-n", "3"]
-    status, out, err = run(
+    status, _out, err = run(
         *words, given=draw.choice([b"", b"Hi\nthere\n", b"\xff\xfe\0", b"\xef\xbb\xbfHi\r\n", b"1 2 3"])
     )
     assert status in (0, 1, 2), words
