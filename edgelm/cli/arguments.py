@@ -26,6 +26,8 @@ class UserPath(click.Path):
     """A path in which `~` is the home folder: shells leave it as it is in `--output=~/x`."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            self.fail("a path cannot hold a NUL", param, ctx)
         return super().convert(expanded(value), param, ctx)
 
 
