@@ -55,7 +55,7 @@ def pair(
     theirs.save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))
     checkpoint = load_source(str(folder))
-    checkpoint.generation.update(eos_id=theirs.token_to_id(END), add_eos=True)
+    assert checkpoint.generation["eos_id"] == theirs.token_to_id(END) and checkpoint.generation["add_eos"]
     export_checkpoint(checkpoint, folder / "model.onnx", outputs=("hidden",))
     with load(folder / "model.onnx") as lm:
         yield lm, model.model, theirs

@@ -26,8 +26,9 @@ def usable(options: Mapping[str, Any], source: str) -> dict[str, Any]:
 def within(generation: Mapping[str, Any], vocab_size: int, source: str) -> dict[str, Any]:
     """The settings less the ids that another tokenizer, which the caller has asked for, does not have."""
     kept = dict(generation)
-    if not kept.get("bos_id", 0) < vocab_size:
-        del kept["bos_id"], kept["add_bos"]
+    for name in ("bos", "eos"):
+        if not kept.get(f"{name}_id", 0) < vocab_size:
+            del kept[f"{name}_id"], kept[f"add_{name}"]
     for name in ("end_ids", "banned_tokens"):
         if name in kept:
             kept[name] = [token_id for token_id in kept[name] if token_id < vocab_size]
@@ -41,6 +42,7 @@ def check_generation(generation: Mapping[str, Any], vocab_size: int, source: str
     ids = {
         "end-of-text id": generation.get("end_ids", []),
         "beginning-of-text id": [generation["bos_id"]] if "bos_id" in generation else [],
+        "id after every text": [generation["eos_id"]] if "eos_id" in generation else [],
         "forbidden token id": generation.get("banned_tokens", []),
     }
     for what, values in ids.items():

@@ -109,7 +109,7 @@ def test_words_that_are_models(run: Run, tmp_path: Path, monkeypatch: pytest.Mon
             assert status == 1 and out == "" and f"edgelm export {name} -o model.onnx" in err
     assert "notes is no model file; a prompt is given by" in run("run", "notes")[2]
     assert run("run", "-f", "notes", "-n", 1)[0] == 0
-    assert "there is no model file nowhere.gguf" in run("run", "nowhere.gguf")[2]
+    assert "nowhere.gguf; check the path" in run("run", "nowhere.gguf")[2]
     for command in ("run", "chat", "score", "embed"):
         words = [command, "", *(["x"] if command != "chat" else [])]
         assert "the name of the model is empty" in run(*words, given=b"the")[2]

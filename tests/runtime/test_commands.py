@@ -91,7 +91,7 @@ def test_embed_to_lines_and_arrays(run: Run, tmp_path: Path) -> None:
         (("score", TINY, TINY), "is not UTF-8 text"),
         (("score", TINY, "-"), "-: the text has 1 tokens"),
         (("score", TINY, __file__, "--stride", 0), "test_commands.py: stride is 0"),
-        (("score", "nowhere.onnx", "-"), "no model file nowhere.onnx"),
+        (("score", "nowhere.onnx", "-"), "nowhere.onnx; check the path"),
         (("embed", TINY), "there is no text"),
         (("embed", CHAT, "a"), "--outputs hidden"),
         (("embed", TINY, "a", "-o", "/nowhere/x.npy"), "cannot write /nowhere/x.npy"),

@@ -35,6 +35,8 @@ def _generation(file: GgufModel, found: ImportedTokenizer | None) -> dict[str, A
     generation: dict[str, Any] = {"end_ids": list(dict.fromkeys(end for end in ends if isinstance(end, int)))}
     if isinstance(bos := meta.get("tokenizer.ggml.bos_token_id"), int):
         generation |= {"bos_id": bos, "add_bos": found is not None and found.bos_id == bos}
+    if found and found.eos_id is not None:
+        generation |= {"eos_id": found.eos_id, "add_eos": True}
     if isinstance(template := meta.get("tokenizer.chat_template"), str):
         generation["chat_template"] = template
     return generation

@@ -59,7 +59,8 @@ def gguf_tokenizer(file: GgufModel, rows: int | None = None) -> ImportedTokenize
     bos = meta.get("tokenizer.ggml.bos_token_id")
     if not meta.get("tokenizer.ggml.add_bos_token", adds_bos):
         bos = None
-    return ImportedTokenizer(found.tokenizer, bos if isinstance(bos, int) else None)
+    eos = meta.get("tokenizer.ggml.eos_token_id") if meta.get("tokenizer.ggml.add_eos_token") else None
+    return ImportedTokenizer(found.tokenizer, *(i if isinstance(i, int) else None for i in (bos, eos)))
 
 
 def _byte_level(meta: Mapping[str, Any], tokens: list[str], source: str) -> tuple[dict[str, Any], bool]:

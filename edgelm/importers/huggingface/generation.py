@@ -52,6 +52,8 @@ def generation_settings(
     bos = added if added is not None else special.get(content(about.get("bos_token")) or "")
     if bos is not None:
         generation |= {"bos_id": bos, "add_bos": added is not None}
+    if found and found.eos_id is not None:
+        generation |= {"eos_id": found.eos_id, "add_eos": True}
     if template := _chat_template(folder, about):
         generation["chat_template"] = template
     return generation | usable(_options(given, source), source)

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ImportedTokenizer:
-    """A tokenizer, and the id that its program puts before every text."""
+    """A tokenizer, and the ids that its program puts before and after every text."""
 
     tokenizer: Tokenizer
     bos_id: int | None = None
+    eos_id: int | None = None
 
 
 def is_huggingface(values: Mapping[str, Any]) -> bool:
@@ -58,7 +59,7 @@ def convert(values: Mapping[str, Any], source: str, rows: int | None = None) -> 
         if cut.byte_level and cut.pattern not in KNOWN_PATTERNS:
             check_speed(tokenizer, source)
         check_tokenizer(reference, tokenizer, source)
-        return ImportedTokenizer(tokenizer, _bos(reference, source))
+        return ImportedTokenizer(tokenizer, *_around(reference, source))
 
 
 def tokenizer_from(values: Mapping[str, Any], source: str) -> Tokenizer:
@@ -94,15 +95,18 @@ def _named_errors(source: str) -> Iterator[None]:
         raise TokenizerError(f"cannot read the tokenizer {source}: {error}", "get the file again") from error
 
 
-def _bos(reference: tokenizers.Tokenizer, source: str) -> int | None:
-    """The id that the post-processor puts in front of a text."""
+def _around(reference: tokenizers.Tokenizer, source: str) -> tuple[int | None, int | None]:
+    """The ids that the post-processor puts before and after a text."""
     plain = reference.encode("a", add_special_tokens=False).ids
     whole = reference.encode("a", add_special_tokens=True).ids
-    front = whole[: len(whole) - len(plain)] if whole[-len(plain) :] == plain else None
-    if front is None:  # something follows the text: an end-of-text, which generation must not have
-        front = whole[: whole.index(plain[0])] if plain[0] in whole else []
-    if len(front) > 1:
-        raise TokenizerError(
-            f"{source} puts {len(front)} tokens before every text", "this cannot be imported"
-        )
-    return front[0] if front else None
+    starts = range(len(whole) - len(plain) + 1)
+    start = next((at for at in starts if whole[at : at + len(plain)] == plain), None)
+    if start is None:
+        raise TokenizerError(f"{source} changes a text by its post-processor", "this cannot be imported")
+    before, after = whole[:start], whole[start + len(plain) :]
+    for where, ids in (("before", before), ("after", after)):
+        if len(ids) > 1:
+            raise TokenizerError(
+                f"{source} puts {len(ids)} tokens {where} every text", "this cannot be imported"
+            )
+    return (before[0] if before else None), (after[0] if after else None)
