@@ -252,7 +252,7 @@ class Tokenizer:
         return text.translate({ord(character): None for character in unknown})
 
     def decode_bytes(self, ids: Iterable[int], skip_special: bool = False) -> bytes:
-        """The bytes behind `ids`; those of special tokens are left out with `skip_special`.
+        """The bytes of `ids`; those of special tokens are left out with `skip_special`.
 
         Raises OptionError for an id outside the vocabulary.
         """
@@ -270,7 +270,7 @@ class Tokenizer:
         return b"".join(parts)
 
     def decode(self, ids: Iterable[int], skip_special: bool = False) -> str:
-        """The text behind `ids`. Bytes that are not UTF-8 become U+FFFD, as in `bytes.decode`."""
+        """The text of `ids`. Bytes that are not UTF-8 become U+FFFD, as in `bytes.decode`."""
         text = self.decode_bytes(ids, skip_special).decode(errors="replace")
         # Byte-level vocabularies keep the space that they have put in front ("each" without a symbol for it).
         kept = self.prefix_space == "never" or (self.prefix_space == "each" and not self.space_symbol)
