@@ -19,8 +19,8 @@ from edgelm.config import ModelConfig
 from edgelm.exporters.tokenizer_json import byte_level_text, merges_of
 from edgelm.exporters.weights import difference, named_weights
 from edgelm.importers import load_source
-from edgelm.importers.gguf.cuts import GGUF_CUTS
 from edgelm.importers.gguf.architectures import ARCHITECTURES
+from edgelm.importers.gguf.cuts import GGUF_CUTS
 from edgelm.importers.gguf.tokenizer import CONTROL, NORMAL, UNUSED, USER_DEFINED
 from edgelm.model import Transformer
 from edgelm_runtime.atomic_files import new_files

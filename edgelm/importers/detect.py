@@ -106,7 +106,7 @@ def _load_file(path: Path, choice: TokenizerChoice) -> Checkpoint:
     if path.suffix == ".safetensors" or start[8:9] == b"{":
         if has(path.parent, CONFIG):
             return _load_folder(path.parent, choice)
-        raise CheckpointError(f"{path} has no {CONFIG} beside it", "give the whole folder")
+        raise CheckpointError(f"{path} has no {CONFIG} next to it", "give the whole folder")
     saved = read_torch(path)
     if is_nanogpt(saved):
         return load_nanogpt(saved, path, choice)

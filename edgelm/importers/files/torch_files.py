@@ -1,6 +1,6 @@
 """PyTorch files, read without running anything that they hold.
 
-`weights_only=True` unpickles tensors and plain containers; beside them only the harmless classes are
+`weights_only=True` unpickles tensors and plain containers; besides them only the harmless classes are
 allowed that the supported programs write (a version string, NumPy numbers). Tensors stay memory-mapped.
 A tensor may claim any size over a storage of few bytes (strides of zero), so sizes are checked too.
 """
@@ -54,7 +54,7 @@ def _damaged(path: Path, error: Exception) -> CheckpointError:
 
 
 def _harmless() -> list[Any]:
-    """What may be unpickled beside tensors: versions and NumPy numbers, under NumPy 1's and 2's names."""
+    """What may be unpickled besides tensors: versions and NumPy numbers, under NumPy 1's and 2's names."""
     scalar = np.float64(0).__reduce__()[0]
     dtypes = [type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64, np.int32, np.bool_)]
     old, new = "numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar"

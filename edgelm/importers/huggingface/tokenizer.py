@@ -75,7 +75,7 @@ def _further_tokens(about: Mapping[str, Any], source: str) -> list[dict[str, Any
         ]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise TokenizerError(
-            f"tokenizer_config.json beside {source}: added_tokens_decoder is damaged ({error!r})",
+            f"tokenizer_config.json next to {source}: added_tokens_decoder is damaged ({error!r})",
             "get it again",
         ) from error
 

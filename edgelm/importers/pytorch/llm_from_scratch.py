@@ -2,7 +2,7 @@
 
 Heads have matrices of their own, scaled by 1 / sqrt(head size); position embeddings are learned; the
 MLP is 4 wide with ReLU; the head has a bias of its own. Early files have no `attn.proj`, which makes
-the projection behind the heads an identity. Text is r50k, unless the config carries another tokenizer.
+the projection after the heads an identity. Text is r50k, unless the config carries another tokenizer.
 """
 
 from __future__ import annotations

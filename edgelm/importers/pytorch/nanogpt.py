@@ -1,7 +1,7 @@
 """nanoGPT's `ckpt.pt`: a GPT-2 with exact GELU, with or without biases, tied head.
 
-Text is GPT-2's BPE, or characters: `meta.pkl` is looked for beside the file and where nanoGPT's scripts
-put it, `data/<dataset>/` beside the output folder.
+Text is GPT-2's BPE, or characters: `meta.pkl` is looked for next to the file and where nanoGPT's scripts
+put it, `data/<dataset>/` next to the output folder.
 """
 
 from __future__ import annotations
