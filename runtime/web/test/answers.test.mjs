@@ -23,10 +23,10 @@ test("texts held to choices and regular expressions", async () => {
 });
 
 test("chat prompts and answers, with and without a template", async () => {
-  for (const { model, messages, prompt, text } of expected.chats) {
+  for (const { model, messages, options, prompt, text } of expected.chats) {
     const lm = await load(model);
-    assert.deepEqual(await lm.chatPrompt(messages), prompt);
-    assert.equal((await lm.chat(messages, { seed: 1 })).text, text);
+    assert.deepEqual(await lm.chatPrompt(messages, camel(options)), prompt);
+    assert.equal((await lm.chat(messages, { seed: 1, ...camel(options) })).text, text);
     await lm.close();
   }
 });
@@ -40,6 +40,7 @@ test("scores and vectors", async () => {
     near([...(await lm.embed(wanted.text))], wanted.mean);
     near([...(await lm.embed(wanted.text, { layer: "embeddings", pooling: "last", normalize: false }))], wanted.last);
     assert.equal((await lm.embed(["a", "b"])).length, 2);
+    assert.deepEqual(await lm.embed("the", { prefix: "in " }), await lm.embed("in the"));
     await lm.close();
   }
 });
@@ -97,6 +98,18 @@ test("a conversation remembers, and forgets the oldest when full", async () => {
   assert.equal(talk.messages[0].role, "system");
   assert.ok(talk.forgotten > 0);
   assert.equal(talk.messages.length % 2, 1);
+  await lm.close();
+});
+
+test("special tokens in an answer are shown on request", async () => {
+  const lm = await load(path.join(fixtures, "chat.onnx")), [id] = [lm.info.special["<|im_start|>"]];
+  const options = { forcedTokens: [104, id, 105], maxNewTokens: 3 };
+  assert.equal((await lm.generate("a", options)).text, "hi");
+  assert.equal((await lm.generate("a", { ...options, keepSpecial: true })).text, "h<|im_start|>i");
+  const pieces = [];
+  for await (const piece of lm.stream("a", { forcedTokens: [104, lm.info.special["<|im_end|>"]], logprobs: 0 })) pieces.push(piece);
+  assert.deepEqual([pieces.at(-1).finishReason, pieces.at(-1).endId, pieces.at(-1).tokenId], ["end", lm.info.special["<|im_end|>"], null]);
+  assert.ok(pieces.at(-1).logprob < 0);
   await lm.close();
 });
 

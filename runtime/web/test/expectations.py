@@ -252,13 +252,14 @@ def _plain(options: dict[str, Any], result: Any) -> dict[str, Any]:
 def chats() -> list[dict[str, Any]]:
     """Prompts and answers, with a template and without."""
     cases = []
+    begun = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "the thing <|im_end|> in"}]
     for path in (DATA / "chat.onnx", DATA / "tiny.onnx"):
         with edgelm.load(path) as lm:
-            for messages in CONVERSATIONS:
-                prompt, answer = lm.chat_prompt(messages), lm.chat(messages, seed=1)
-                cases.append(
-                    {"model": str(path), "messages": messages, "prompt": prompt, "text": answer.text}
-                )
+            for messages in (*CONVERSATIONS, begun):
+                options = {"continue_final_message": messages is begun}
+                prompt, answer = lm.chat_prompt(messages, **options), lm.chat(messages, seed=1, **options)
+                case = {"model": str(path), "messages": messages, "options": options}
+                cases.append({**case, "prompt": prompt, "text": answer.text})
     return cases
 
 
