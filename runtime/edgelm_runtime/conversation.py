@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.options import Limits
-from edgelm_runtime.generation.results import Piece
-from edgelm_runtime.language_model import LanguageModel
 from edgelm_runtime.prompts import TEMPLATE_OPTIONS, ChatOptions
 from edgelm_runtime.validation import shown, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edgelm_runtime.generation.results import Piece
+    from edgelm_runtime.language_model import LanguageModel
 
 
 class Conversation:

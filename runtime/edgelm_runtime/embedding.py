@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.engine.graph_inputs import empty_cache, padded
-from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, NumericsError
 from edgelm_runtime.model_file.interface import INPUT_IDS, LOGITS_AT
 from edgelm_runtime.validation import choice, shown, whole
+
+if TYPE_CHECKING:
+    from edgelm_runtime.engine.session import Session
 
 Layer = Literal["hidden", "embeddings"]
 Pooling = Literal["mean", "last", "none"]

@@ -12,26 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.embedding import Layer, Pooling, embed_rows
-from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.constraint import make_constraint
-from edgelm_runtime.generation.decoder import Decoder
-from edgelm_runtime.generation.keywords import Options
-from edgelm_runtime.generation.loop import finished, run
+from edgelm_runtime.generation.loop import run
 from edgelm_runtime.generation.options import Limits, defaults_from_file, split_options
 from edgelm_runtime.generation.results import Generation, Piece, Stats
 from edgelm_runtime.generation.sampler import Sampler
-from edgelm_runtime.generation.sequence import Row
-from edgelm_runtime.model_file.metadata import ModelFile
+from edgelm_runtime.generation.sequence import Row, finished
 from edgelm_runtime.prompts import ChatOptions, Prompt, Prompts, TemplateOptions, is_single
 from edgelm_runtime.scoring import Score, score_ids
 from edgelm_runtime.serving.engine import Engine
-from edgelm_runtime.text.messages import Message
-from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import check_prompt, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edgelm_runtime.engine.session import Session
+    from edgelm_runtime.generation.decoder import Decoder
+    from edgelm_runtime.generation.keywords import Options
+    from edgelm_runtime.model_file.metadata import ModelFile
+    from edgelm_runtime.text.messages import Message
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 
 class LanguageModel:
@@ -253,10 +254,7 @@ class LanguageModel:
         return self._rows([prompt], [sample], options)[0][0]
 
     def _rows(
-        self,
-        prompts: Sequence[Any],
-        samples: Sequence[int],
-        options: dict[str, Any],
+        self, prompts: Sequence[Any], samples: Sequence[int], options: dict[str, Any]
     ) -> tuple[list[Row], Limits]:
         """A row for each sample of each prompt."""
         if isinstance(options.get("reference"), str):

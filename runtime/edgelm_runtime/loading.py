@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from edgelm_runtime.assets import assets_folder
 from edgelm_runtime.engine.cached_decoder import CachedDecoder
@@ -13,7 +13,6 @@ from edgelm_runtime.engine.kv_buffers import cache_device
 from edgelm_runtime.engine.recompute_decoder import ForeignDecoder, RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, OptionError
-from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.options import defaults_from_file, split_options
 from edgelm_runtime.language_model import LanguageModel
 from edgelm_runtime.model_file.digest import check_sidecar
@@ -32,6 +31,9 @@ from edgelm_runtime.model_file.interface import (
 from edgelm_runtime.model_file.metadata import ModelFile, is_model_file, read_model_file
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import choice, path_of, shown, whole
+
+if TYPE_CHECKING:
+    from edgelm_runtime.generation.decoder import Decoder
 
 BUNDLED = "python.onnx"
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.keywords import Options
-from edgelm_runtime.model_file.metadata import ModelFile
 from edgelm_runtime.text.chat_template import PLAIN_STOP, encode_chat
-from edgelm_runtime.text.messages import Message
-from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import check_prompt, shown
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids
+    from edgelm_runtime.model_file.metadata import ModelFile
+    from edgelm_runtime.text.messages import Message
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
 

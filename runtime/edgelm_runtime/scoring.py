@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.errors import NumericsError, OptionError
-from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.filters import largest
 from edgelm_runtime.validation import function, whole
+
+if TYPE_CHECKING:
+    from edgelm_runtime.generation.decoder import Decoder
 
 # Logits looked at together: enough for numpy, and few beside a pass's own memory.
 BLOCK = 1 << 20

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.errors import shown as shown
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids
 
 
 def is_whole(value: object, low: float = -math.inf, high: float = math.inf) -> bool:
@@ -29,6 +31,24 @@ def is_number(value: object, low: float = -math.inf, high: float = math.inf, ope
     except OverflowError:
         return False
     return math.isfinite(plain) and low <= plain <= high and not (open_low and plain == low)
+
+
+def are_texts(value: object) -> bool:
+    """Whether `value` is a collection of texts; one text alone is none."""
+    if not isinstance(value, Collection) or isinstance(value, str):
+        return False
+    try:
+        return all(isinstance(text, str) for text in value)
+    except TypeError:  # an array without axes calls itself a collection
+        return False
+
+
+def stop_strings(name: str, value: object) -> None:
+    """Raise OptionError unless `value` is a sequence of texts, none of them empty."""
+    if not isinstance(value, Sequence) or not are_texts(value):
+        raise OptionError(f"{name} is {shown(value)}", "give a list of strings")
+    if not all(value):
+        raise OptionError("a stop string is empty", "give text, or no stop string")
 
 
 def whole(name: str, value: object, low: int, high: float = math.inf) -> None:

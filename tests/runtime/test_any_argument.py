@@ -101,7 +101,7 @@ ANY = settings(
     method=st.sampled_from(["generate", "stream"]),
 )
 def test_generating(lm: Any, prompt: Any, options: dict[str, Any], method: str) -> None:
-    if options.get("n") in (5, 1000, 10**6) or (isinstance(options.get("n"), int) and options["n"] > 5):
+    if isinstance(options.get("n"), int) and options["n"] >= 5:
         options["n"] = 2  # as many as asked for is right, and takes as long
     once(lambda: getattr(lm, method)(prompt, **quickly(options)))
 

@@ -14,12 +14,15 @@ import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.engine.forks import renewed_in_children
 from edgelm_runtime.engine.kv_buffers import cache_device
 from edgelm_runtime.engine.kv_cache import Cache
-from edgelm_runtime.engine.session import Session
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids, Logits
+    from edgelm_runtime.engine.session import Session
 
 MOST_CACHES = 4
 """Caches kept for later; more exist only while more threads than this run at once."""

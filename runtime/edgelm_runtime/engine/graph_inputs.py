@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.model_file.interface import CACHE_LENGTH, CAPACITY, TensorInfo, past_names
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids, Logits
 
 PAST_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tensor(int8)": np.int8}
 

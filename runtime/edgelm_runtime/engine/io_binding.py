@@ -8,15 +8,17 @@ lies in this process' memory at the moment it is bound, and not again, so there 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Ids
 from edgelm_runtime.engine.kv_buffers import Buffer, Place, place
-from edgelm_runtime.engine.session import Session
 from edgelm_runtime.model_file.interface import CACHE_LENGTH, INPUT_IDS, LOGITS, LOGITS_AT, present_name
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids
+    from edgelm_runtime.engine.session import Session
 
 
 class BoundRun:

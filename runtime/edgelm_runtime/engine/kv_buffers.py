@@ -7,12 +7,15 @@ Python copies whole tensors only, and nothing else is needed for a GPU.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from numpy.typing import NDArray
 
 from edgelm_runtime.engine.graph_inputs import needs_room
-from edgelm_runtime.engine.session import Session, on_device
+from edgelm_runtime.engine.providers import on_device
+
+if TYPE_CHECKING:
+    from edgelm_runtime.engine.session import Session
 
 States = NDArray[Any]
 Place = tuple[str, int, Any, tuple[int, ...], int]

@@ -17,22 +17,24 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.engine.graph_inputs import past_states
 from edgelm_runtime.engine.io_binding import BoundRun
 from edgelm_runtime.engine.kv_buffers import Buffer, cache_device, make_buffer
-from edgelm_runtime.engine.session import Session
 from edgelm_runtime.model_file.interface import past_names
 from edgelm_runtime.model_file.metadata import cache_spare
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids, Logits
+    from edgelm_runtime.engine.session import Session
 
 SMALLEST_CAPACITY = 256
 """Tokens. Buffers grow by doubling, so a short text costs little memory and a long one few copies."""
 
-DRAFT = 16
-"""Tokens per row that are no more than a rejected draft, or a step."""
+DRAFT = 16  # tokens per row that are no more than a rejected draft, or a step
 
 MOST_BINDINGS = 8
 """Bindings kept for later runs. One takes a third of a millisecond to make, and rows come and go for ever."""

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import onnxruntime as ort
 
 from edgelm_runtime.errors import OptionError, ProviderError
 from edgelm_runtime.validation import shown
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 SUFFIX = "ExecutionProvider"
 CPU, CUDA = "CPU" + SUFFIX, "CUDA" + SUFFIX
@@ -46,3 +51,8 @@ def check_provider(asked: str, wanted: list[str], running: str) -> None:
 def short_name(provider: str) -> str:
     """A provider's name as users write it."""
     return provider.removesuffix(SUFFIX).lower()
+
+
+def on_device(array: NDArray[Any], device: str) -> Any:
+    """`array` in the memory of `device`, as onnxruntime's `OrtValue`: a copy, except for `cpu`."""
+    return ort.OrtValue.ortvalue_from_numpy(array, device, 0)

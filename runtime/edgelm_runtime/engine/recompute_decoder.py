@@ -9,15 +9,17 @@ padded on the right, so a batch needs no mask.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Ids, Logits
 from edgelm_runtime.engine.graph_inputs import empty_cache, in_passes, last_positions, padded
-from edgelm_runtime.engine.session import Session
 from edgelm_runtime.model_file.interface import ATTENTION_MASK, INPUT_IDS, LOGITS, LOGITS_AT, POSITION_IDS
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids, Logits
+    from edgelm_runtime.engine.session import Session
 
 
 class RecomputeDecoder:

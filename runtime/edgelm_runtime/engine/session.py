@@ -161,8 +161,3 @@ def _failed(error: Exception) -> ModelFileError:
 
 def _tensor_info(node: Any) -> TensorInfo:
     return TensorInfo(node.name, node.type, tuple(node.shape))
-
-
-def on_device(array: NDArray[Any], device: str) -> Any:
-    """`array` in the memory of `device`, as onnxruntime's `OrtValue`: a copy, except for `cpu`."""
-    return ort.OrtValue.ortvalue_from_numpy(array, device, 0)

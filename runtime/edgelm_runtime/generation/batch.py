@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from edgelm_runtime.arrays import Ids, Logits
-from edgelm_runtime.generation.decoder import Decoder, Slots
-from edgelm_runtime.generation.options import Limits
-from edgelm_runtime.generation.results import FinishReason, Piece
+from edgelm_runtime.errors import OptionError
+from edgelm_runtime.generation.results import ContextWarning
 from edgelm_runtime.generation.sequence import AUTO_DRAFT, Row
+
+if TYPE_CHECKING:
+    from edgelm_runtime.generation.decoder import Decoder, Slots
+    from edgelm_runtime.generation.options import Limits
+    from edgelm_runtime.generation.results import FinishReason, Piece
 
 Window = tuple[Ids, int]
 
@@ -132,3 +138,20 @@ def interrupted(limits: Limits, started: float) -> FinishReason | None:
 def unfinished(rows: Iterable[Row]) -> list[Row]:
     """Those that have not ended."""
     return [row for row in rows if row.finish_reason is None]
+
+
+def check_context(rows: Sequence[Row], limits: Limits, context: int) -> None:
+    """Raise OptionError where prompts do not fit and must; warn where they are cut to their last tokens."""
+    longest = max((row.prompt_length for row in rows), default=0)
+    if limits.overflow == "error" and longest + limits.max_new_tokens > context:
+        raise OptionError(
+            f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones exceed the context of {context}",
+            "shorten the prompt, ask for fewer tokens, or let the window slide",
+        )
+    if longest > context:
+        warnings.warn(
+            f"the prompt has {longest} tokens and the model sees {context}: "
+            f"the first {longest - context} are left out",
+            ContextWarning,
+            stacklevel=4,
+        )

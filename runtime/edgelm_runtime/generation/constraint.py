@@ -16,16 +16,18 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import MissingExtraError, OptionError
-from edgelm_runtime.generation.options import TextOptions
-from edgelm_runtime.model_file.metadata import ModelFile
-from edgelm_runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids
+    from edgelm_runtime.generation.options import TextOptions
+    from edgelm_runtime.model_file.metadata import ModelFile
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 JSON_FORM: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 

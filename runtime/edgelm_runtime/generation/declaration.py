@@ -16,8 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.text.stop_strings import Stopper
-from edgelm_runtime.validation import number, shown, whole
+from edgelm_runtime.validation import number, shown, stop_strings, whole
 
 
 class Kind(Protocol):
@@ -118,6 +117,8 @@ class TokenIds:
     def check(self, name: str, value: Any) -> None:
         if isinstance(value, (str, bytes)) or not isinstance(value, (Sequence, np.ndarray)):
             raise OptionError(f"{name} is {shown(value)}", "give a list of token ids")
+        if isinstance(value, np.ndarray) and value.ndim != 1:
+            raise OptionError(f"{name} is {shown(value)}", "give one flat list of token ids")
         for token_id in value:
             whole(f"a token id in {name}", token_id, 0)
 
@@ -144,7 +145,7 @@ class StopStrings:
     annotation: str = "Sequence[str]"
 
     def check(self, name: str, value: Any) -> None:
-        Stopper(value)
+        stop_strings(name, value)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from edgelm_runtime.arrays import Ids, Logits
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids, Logits
 
 
 class Decoder(Protocol):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Floats
 from edgelm_runtime.generation.filters import largest
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Floats
 
 
 def top_logprobs(logits: Floats, token_id: int, count: int) -> tuple[float, tuple[tuple[int, float], ...]]:

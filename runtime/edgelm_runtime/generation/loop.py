@@ -13,27 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.generation.batch import Batch, interrupted, refusal, unfinished
+from edgelm_runtime.generation.batch import Batch, check_context, interrupted, refusal, unfinished
 from edgelm_runtime.generation.decoder import Decoder, slots_of
 from edgelm_runtime.generation.options import Limits, TextOptions, split_options
-from edgelm_runtime.generation.results import ContextWarning, Generation, Piece, Stats
+from edgelm_runtime.generation.results import ContextWarning, Piece, Stats
 from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.validation import check_prompt
-
-
-def finished(row: Row, pieces: Sequence[Piece], stats: Stats) -> Generation:
-    """What `run` made of a row."""
-    tokens = [piece for piece in pieces if piece.token_id is not None]
-    scored = row.limits.logprobs is not None
-    return Generation(
-        text="".join(piece.text for piece in pieces),
-        token_ids=row.new_ids,
-        finish_reason=row.finish_reason or "length",
-        logprobs=[piece.logprob for piece in tokens if piece.logprob is not None] if scored else None,
-        top_logprobs=[piece.top_logprobs for piece in tokens] if row.limits.logprobs else None,
-        stats=stats,
-    )
 
 
 def run(decoder: Decoder, rows: Sequence[Row], limits: Limits, stats: Stats | None = None) -> Iterator[Piece]:
@@ -75,23 +61,6 @@ def _told(piece: Piece, limits: Limits) -> Piece:
     if limits.on_token is not None:
         limits.on_token(piece)
     return piece
-
-
-def check_context(rows: Sequence[Row], limits: Limits, context: int) -> None:
-    """Raise OptionError where prompts do not fit and must; warn where they are cut to their last tokens."""
-    longest = max((row.prompt_length for row in rows), default=0)
-    if limits.overflow == "error" and longest + limits.max_new_tokens > context:
-        raise OptionError(
-            f"a prompt of {longest} tokens and {limits.max_new_tokens} new ones exceed the context of {context}",
-            "shorten the prompt, ask for fewer tokens, or let the window slide",
-        )
-    if longest > context:
-        warnings.warn(
-            f"the prompt has {longest} tokens and the model sees {context}: "
-            f"the first {longest - context} are left out",
-            ContextWarning,
-            stacklevel=4,
-        )
 
 
 def _tell_sliding(rows: Sequence[Row], limits: Limits, context: int) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -32,11 +32,10 @@ from edgelm_runtime.generation.declaration import (
     declared,
     option,
 )
-from edgelm_runtime.generation.results import Piece
+from edgelm_runtime.validation import are_texts
 
-
-def _is_texts(value: Any) -> bool:
-    return isinstance(value, Collection) and all(isinstance(text, str) for text in value)
+if TYPE_CHECKING:
+    from edgelm_runtime.generation.results import Piece
 
 
 Processor = Callable[[Ids, Floats], Floats]
@@ -183,7 +182,11 @@ class TextOptions:
 
     allowed_special: Collection[str] | str = option(
         (),
-        Custom("Collection[str] | str", _is_texts, 'give a list of texts, or "all"'),
+        Custom(
+            "Collection[str] | str",
+            lambda value: isinstance(value, str) or are_texts(value),
+            'give a list of texts, or "all"',
+        ),
         'Special tokens that may be spelled out in the prompt; `"all"` allows every one.',
         default_text="none",
     )  # fmt: skip
@@ -192,7 +195,7 @@ class TextOptions:
         Maybe(
             Custom(
                 "Sequence[str]",
-                lambda value: not isinstance(value, str) and _is_texts(value) and bool(value) and all(value),
+                lambda value: are_texts(value) and bool(value) and all(value),
                 "give a list of texts that are not empty",
             )
         ),

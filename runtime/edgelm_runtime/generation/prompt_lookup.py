@@ -7,9 +7,12 @@ drafting changes speed and never text. (Saxena 2023, https://github.com/apoorvum
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from edgelm_runtime.arrays import Ids
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids
 
 LONGEST_MATCH = 16
 SHORTEST_MATCH = 2

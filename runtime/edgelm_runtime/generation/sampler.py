@@ -17,15 +17,17 @@ Logits are float32 throughout.
 from __future__ import annotations
 
 import secrets
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.errors import NumericsError, OptionError
 from edgelm_runtime.generation.filters import filtered, reaching
-from edgelm_runtime.generation.options import Processor, Sampling
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Floats, Ids
+    from edgelm_runtime.generation.options import Processor, Sampling
 
 LARGEST = float(np.finfo(np.float32).max)
 

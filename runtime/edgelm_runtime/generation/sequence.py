@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.arrays import Ids
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.logprobs import top_logprobs
-from edgelm_runtime.generation.options import Limits
 from edgelm_runtime.generation.prompt_lookup import DraftLength, draft
-from edgelm_runtime.generation.results import FinishReason, Piece
-from edgelm_runtime.generation.sampler import Sampler
+from edgelm_runtime.generation.results import FinishReason, Generation, Piece, Stats
 from edgelm_runtime.text.detokenizer import Detokenizer
 from edgelm_runtime.text.stop_strings import Stopper
-from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import shown
+
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Ids
+    from edgelm_runtime.generation.options import Limits
+    from edgelm_runtime.generation.sampler import Sampler
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 AUTO_DRAFT = 16
 
@@ -140,3 +142,17 @@ class _TextStream:
     def flush(self) -> str:
         text, stopped = self._stopper.feed(self._detokenizer.flush())
         return text if stopped else text + self._stopper.flush()
+
+
+def finished(row: Row, pieces: Sequence[Piece], stats: Stats) -> Generation:
+    """What generation made of a row."""
+    tokens = [piece for piece in pieces if piece.token_id is not None]
+    scored = row.limits.logprobs is not None
+    return Generation(
+        text="".join(piece.text for piece in pieces),
+        token_ids=row.new_ids,
+        finish_reason=row.finish_reason or "length",
+        logprobs=[piece.logprob for piece in tokens if piece.logprob is not None] if scored else None,
+        top_logprobs=[piece.top_logprobs for piece in tokens] if row.limits.logprobs else None,
+        stats=stats,
+    )

@@ -17,18 +17,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ModelFileError, OptionError
-from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.loop import generate_ids
 from edgelm_runtime.loading import Decode, choose_decoder
 from edgelm_runtime.model_file.metadata import read_model_file
 from edgelm_runtime.validation import function, path_of, shown, whole
+
+if TYPE_CHECKING:
+    from edgelm_runtime.generation.decoder import Decoder
 
 PREFILL = (32, 128, 512)
 CONTEXTS = (64, 256, 1000)

@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from edgelm_runtime.errors import EdgelmError, MissingExtraError, OptionError, OutputError
-from edgelm_runtime.serving.engine import Engine
+
+if TYPE_CHECKING:
+    from edgelm_runtime.serving.engine import Engine
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 """From the object of a line to what is said about it. Raises EdgelmError for a request that cannot be answered."""

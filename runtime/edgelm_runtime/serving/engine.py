@@ -15,17 +15,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edgelm_runtime.errors import ClosedError, QueueFullError
-from edgelm_runtime.generation.batch import Batch, interrupted, refusal
+from edgelm_runtime.generation.batch import Batch, check_context, interrupted, refusal
 from edgelm_runtime.generation.decoder import Decoder, slots_of
-from edgelm_runtime.generation.keywords import Options
-from edgelm_runtime.generation.loop import check_context
-from edgelm_runtime.generation.results import FinishReason, Piece
 from edgelm_runtime.generation.sequence import Row
 from edgelm_runtime.serving.ticket import Request, Ticket
 from edgelm_runtime.validation import number, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edgelm_runtime.generation.keywords import Options
+    from edgelm_runtime.generation.results import FinishReason, Piece
 
 MakeRow = Callable[..., Row]
 """(prompt or messages, sample=..., **options) -> Row. Raises OptionError."""

@@ -6,10 +6,13 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
-from edgelm_runtime.generation.loop import finished
 from edgelm_runtime.generation.results import Generation, Piece, Stats
-from edgelm_runtime.generation.sequence import Row
+from edgelm_runtime.generation.sequence import finished
+
+if TYPE_CHECKING:
+    from edgelm_runtime.generation.sequence import Row
 
 OnPiece = Callable[[Piece], None]
 OnEnd = Callable[[BaseException | None], None]

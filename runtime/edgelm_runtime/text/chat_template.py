@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 from edgelm_runtime.errors import MissingExtraError, OptionError
 from edgelm_runtime.text.messages import ROLES, Message, as_parts, checked, joined_parts, plain, text_size
 from edgelm_runtime.text.stand_ins import StandIns
-from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.validation import shown
 
 if TYPE_CHECKING:
     from jinja2 import Template
+
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 PLAIN_STOP = "\nUser:"
 # Variables that are not for a caller to set.

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from edgelm_runtime.errors import OptionError
-from edgelm_runtime.validation import shown
+from edgelm_runtime.validation import stop_strings
 
 
 class Stopper:
@@ -17,11 +16,7 @@ class Stopper:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        listed = isinstance(stops, Sequence) and not isinstance(stops, str)
-        if not listed or not all(isinstance(stop, str) for stop in stops):
-            raise OptionError(f"stop is {shown(stops)}", "give a list of strings")
-        if any(not stop for stop in stops):
-            raise OptionError("a stop string is empty", "give text, or no stop string")
+        stop_strings("stop", stops)
         self._stops = tuple(stops)
         self._longest = max(map(len, stops), default=0)
         self._held = ""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from edgelm_runtime.errors import OptionError, TokenizerError
-from edgelm_runtime.validation import is_whole, shown
+from edgelm_runtime.validation import are_texts, is_whole, shown
 
 LARGEST_ID = 2**24
 """Tables are as long as the largest id; no vocabulary comes near."""
@@ -70,7 +70,7 @@ def allowed_names(names: Collection[str] | str, special: Collection[str]) -> set
     """The special tokens that may be spelled out in a text. Raises OptionError for what is none of `special`."""
     if isinstance(names, str):
         names = special if names == "all" else [names]
-    if not isinstance(names, Collection) or not all(isinstance(name, str) for name in names):
+    if not are_texts(names):
         raise OptionError(f"allowed_special is {shown(names)}", 'give a list of texts, or "all"')
     if unknown := sorted(set(names) - set(special)):
         known = ", ".join(sorted(special)) or "none"

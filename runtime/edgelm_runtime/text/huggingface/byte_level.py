@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from edgelm_runtime.errors import TokenizerError
-from edgelm_runtime.text.huggingface.pretokenizers import Cut
-from edgelm_runtime.text.huggingface.vocabulary import Vocabulary
-from edgelm_runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgelm_runtime.text.huggingface.pretokenizers import Cut
+    from edgelm_runtime.text.huggingface.vocabulary import Vocabulary
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 
 def byte_level_tokenizer(vocabulary: Vocabulary, cut: Cut) -> Tokenizer:

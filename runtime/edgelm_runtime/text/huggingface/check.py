@@ -14,11 +14,14 @@ import textwrap
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import tokenizers
 
 from edgelm_runtime.errors import OptionError, TokenizerError
-from edgelm_runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 _PROSE = (
     "The quick brown fox doesn't jump; it's WE'LL, I'M, they've and YOU'D who do, 1234567 times (3.14%)!",

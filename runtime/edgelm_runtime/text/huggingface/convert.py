@@ -19,10 +19,11 @@ from edgelm_runtime.text.huggingface.byte_level import SYMBOL_OF, byte_level_tok
 from edgelm_runtime.text.huggingface.pretokenizers import KNOWN_PATTERNS, Cut, pattern_of
 from edgelm_runtime.text.huggingface.sentencepiece import sentencepiece_tokenizer
 from edgelm_runtime.text.huggingface.vocabulary import Vocabulary
-from edgelm_runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
+
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

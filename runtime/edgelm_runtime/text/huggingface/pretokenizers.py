@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgelm_runtime.errors import TokenizerError
-from edgelm_runtime.text.tokenizer import PrefixSpace
+
+if TYPE_CHECKING:
+    from edgelm_runtime.text.tokenizer import PrefixSpace
 
 # https://github.com/openai/gpt-2/blob/master/src/encoder.py
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -10,11 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from edgelm_runtime.errors import TokenizerError
-from edgelm_runtime.text.huggingface.pretokenizers import Cut
-from edgelm_runtime.text.huggingface.vocabulary import Vocabulary
-from edgelm_runtime.text.tokenizer import PrefixSpace, Tokenizer
+
+if TYPE_CHECKING:
+    from edgelm_runtime.text.huggingface.pretokenizers import Cut
+    from edgelm_runtime.text.huggingface.vocabulary import Vocabulary
+    from edgelm_runtime.text.tokenizer import PrefixSpace, Tokenizer
 
 SPACE_SYMBOL = "\u2581"
 # Bytes that no UTF-8 text holds.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgelm_runtime.errors import TokenizerError
 from edgelm_runtime.text.huggingface.pretokenizers import flat
-from edgelm_runtime.text.named_tokens import Strip
 from edgelm_runtime.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgelm_runtime.text.named_tokens import Strip
 
 EVERY_ID = 1 << 31
 
