@@ -54,8 +54,7 @@ def opened(path: Path, compression: str = "") -> Iterator[BinaryIO]:
                 with gzip.open(file) as content:
                     yield cast(BinaryIO, content)
             elif compression == ".zst":
-                with _zstandard().ZstdDecompressor().stream_reader(file, read_across_frames=True) as content:
-                    yield io.BufferedReader(content)
+                yield io.BufferedReader(_ZstandardFrames(file))
             else:
                 yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -102,9 +101,39 @@ def _is_object(line: bytes) -> bool:
         return False
 
 
-def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError as error:
-        raise MissingExtraError("zstandard", "data") from error
-    return zstandard
+class _ZstandardFrames(io.RawIOBase):
+    """The content of a .zst file. The package's own reader takes a file that is cut off for one that ends there."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        try:
+            import zstandard
+        except ImportError as error:
+            raise MissingExtraError("zstandard", "data") from error
+        self._file, self._new_frame = file, zstandard.ZstdDecompressor().decompressobj
+        self._frame: Any = None
+        self._content = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._content:
+            chunk = self._file.read(_LOOK)
+            if not chunk and self._frame is not None:
+                raise EOFError("its last frame is not complete")
+            if not chunk:
+                return 0
+            self._content = self._decompressed(chunk)
+        count = min(len(buffer), len(self._content))
+        buffer[:count], self._content = self._content[:count], self._content[count:]
+        return count
+
+    def _decompressed(self, chunk: bytes) -> bytes:
+        parts = []
+        while chunk:
+            self._frame = self._frame or self._new_frame()
+            parts.append(self._frame.decompress(chunk))
+            if not self._frame.eof:
+                break
+            chunk, self._frame = self._frame.unused_data, None
+        return b"".join(parts)
