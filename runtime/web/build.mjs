@@ -5,6 +5,7 @@
 import fs from "node:fs";
 import path from "node:path";
 import asc from "assemblyscript/asc";
+import { deflateSync } from "fflate";
 
 const root = import.meta.dirname;
 const at = (...parts) => path.join(root, ...parts);
@@ -19,7 +20,8 @@ async function buildKernels() {
     "--enable", "simd,threads,bulk-memory", "--sharedMemory", "--importMemory", "--initialMemory", "1", "--maximumMemory", "65536",
   ]);
   if (error) throw new Error(`the kernels do not compile: ${error.message}\n${stderr}`);
-  const base64 = fs.readFileSync(wasm).toString("base64");
+  // Compressed first, since base64 hides what repeats itself. (By fflate: zlib's bytes differ from version to version.)
+  const base64 = Buffer.from(deflateSync(fs.readFileSync(wasm), { level: 9 })).toString("base64");
   fs.writeFileSync(at("src", "engine", "kernels.generated.ts"), `// Made by build.mjs from kernels/.\nexport const KERNELS = "${base64}";\n`);
 }
 

@@ -41,14 +41,9 @@ export class ClosedError extends EdgelmError {
 export class DownloadError extends EdgelmError {
   override name = "DownloadError";
 }
-/** What was asked for needs a package that is not installed. */
-export class MissingPackageError extends EdgelmError {
-  override name = "MissingPackageError";
-}
 
 const KINDS = {
   EdgelmError, OptionError, ModelFileError, VerificationError, TokenizerError, NumericsError, ClosedError, DownloadError,
-  MissingPackageError,
 };
 
 /** An error as plain values, for a message to another thread. */

@@ -1,7 +1,7 @@
 /** What both builds, for Node and for browsers, offer. */
 export { Conversation } from "./conversation.js";
 export {
-  ClosedError, DownloadError, EdgelmError, MissingPackageError, ModelFileError, NumericsError, OptionError, TokenizerError, VerificationError,
+  ClosedError, DownloadError, EdgelmError, ModelFileError, NumericsError, OptionError, TokenizerError, VerificationError,
 } from "./errors.js";
 export { tokensPerSecond } from "./generation/results.js";
 export { LanguageModel } from "./languageModel.js";

@@ -24,13 +24,18 @@ let compiled: Promise<WebAssembly.Module> | null = null, compiledShared: Promise
 
 /** The kernels as a module; for memory that is shared among threads, or not. */
 export function kernelModule(shared: boolean): Promise<WebAssembly.Module> {
-  if (shared) return (compiledShared ??= compile(Uint8Array.from(atob(KERNELS), (c) => c.charCodeAt(0))));
-  return (compiled ??= compile(unshared(Uint8Array.from(atob(KERNELS), (c) => c.charCodeAt(0)))));
+  if (shared) return (compiledShared ??= inflated().then(compile));
+  return (compiled ??= inflated().then((bytes) => compile(unshared(bytes))));
+}
+
+async function inflated(): Promise<Uint8Array<ArrayBuffer>> {
+  const packed = new Blob([Uint8Array.from(atob(KERNELS), (c) => c.charCodeAt(0))]);
+  return new Uint8Array(await new Response(packed.stream().pipeThrough(new DecompressionStream("deflate-raw"))).arrayBuffer());
 }
 
 async function compile(bytes: Uint8Array<ArrayBuffer>): Promise<WebAssembly.Module> {
   if (!WebAssembly.validate(bytes)) {
-    throw new ModelFileError("this browser cannot run WebAssembly with SIMD", "use Chrome or Edge 91, Firefox 89, Safari 16.4, Node 18 or later");
+    throw new ModelFileError("this browser cannot run WebAssembly with SIMD", "use Chrome or Edge 103, Firefox 113, Safari 16.4, Node 20 or later");
   }
   return WebAssembly.compile(bytes);
 }

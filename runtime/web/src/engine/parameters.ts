@@ -17,13 +17,13 @@ export interface Linear {
 }
 
 export interface Block {
-  attentionNorm: Norm;
+  attentionNorm: Norm | null;
   qkv: Linear;
   queryNorm: Norm | null;
   keyNorm: Norm | null;
   out: Linear;
   attentionPostNorm: Norm | null;
-  mlpNorm: Norm;
+  mlpNorm: Norm | null;
   up: Linear;
   down: Linear;
   mlpPostNorm: Norm | null;
@@ -52,13 +52,13 @@ export async function readParameters(reader: WeightReader, layout: Layout, confi
     bias: bias ? await reader.vector(`${name}.bias`, n) : 0,
   });
   const block = async (name: string): Promise<Block> => ({
-    attentionNorm: await norm(`${name}.attention_norm`),
+    attentionNorm: config.pre_norm ? await norm(`${name}.attention_norm`) : null,
     qkv: await linear(`${name}.attention.qkv`, (heads + 2 * kvHeads) * dim, width, config.qkv_bias),
-    queryNorm: config.query_key_norm ? await norm(`${name}.attention.query_norm`, dim) : null,
-    keyNorm: config.query_key_norm ? await norm(`${name}.attention.key_norm`, dim) : null,
+    queryNorm: config.query_key_norm ? await norm(`${name}.attention.query_norm`, config.query_key_norm_joint ? heads * dim : dim) : null,
+    keyNorm: config.query_key_norm ? await norm(`${name}.attention.key_norm`, config.query_key_norm_joint ? kvHeads * dim : dim) : null,
     out: await linear(`${name}.attention.out`, width, heads * dim, config.attention_bias),
     attentionPostNorm: config.post_norm ? await norm(`${name}.attention_post_norm`) : null,
-    mlpNorm: await norm(`${name}.mlp_norm`),
+    mlpNorm: config.pre_norm ? await norm(`${name}.mlp_norm`) : null,
     up: await linear(`${name}.mlp.up`, config.gated_mlp ? 2 * inner : inner, width, config.mlp_bias),
     down: await linear(`${name}.mlp.down`, width, inner, config.mlp_bias),
     mlpPostNorm: config.post_norm ? await norm(`${name}.mlp_post_norm`) : null,

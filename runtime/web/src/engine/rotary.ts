@@ -32,7 +32,7 @@ const clamped = (value: number): number => Math.min(Math.max(value, 0), 1);
 function scaled(frequencies: Float64Array, scaling: RopeScaling, base: number): Rotation {
   const { factor, original_context: context } = scaling;
   if (scaling.kind === "linear") return { frequencies: frequencies.map((f) => f / factor), magnitude: 1 };
-  if (scaling.kind === "divisors") return { frequencies: frequencies.map((f, i) => f / scaling.divisors[i]!), magnitude: 1 };
+  if (scaling.kind === "divisors") return { frequencies: frequencies.map((f, i) => f / scaling.divisors[i]!), magnitude: scaling.attention_factor ?? 1 };
   if (scaling.kind === "llama3") {
     // Turns over the original context decide: few turns are slowed down, many are kept.
     const keep = (f: number): number => clamped(((context * f) / (2 * Math.PI) - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor));

@@ -1,5 +1,5 @@
 /** A decoder-only transformer with a cache, computed by the kernels. Reads top to bottom like `edgelm/model/transformer.py`. */
-import { isLocal, type Config } from "../modelFile/config.js";
+import { isLocal, rotates, type Config } from "../modelFile/config.js";
 import { KvCache } from "./kvCache.js";
 import type { Heap, Kernels } from "./kernels.js";
 import { copyRow, Multiplier } from "./matrix.js";
@@ -91,11 +91,11 @@ export class Transformer {
 
   private block(block: Block, layer: number, m: number, position: number): void {
     const { kernels, config } = this, { width } = config;
-    this.norm(this.x, block.attentionNorm, this.normed, m, width);
+    this.preNorm(block.attentionNorm, m);
     this.attention(block, layer, m, position);
     if (block.attentionPostNorm) this.norm(this.attended, block.attentionPostNorm, this.attended, m, width);
     if (!config.parallel_residual) kernels.add(this.x, this.attended, m * width);
-    this.norm(this.x, block.mlpNorm, this.normed, m, width);
+    this.preNorm(block.mlpNorm, m);
     if (config.parallel_residual) kernels.add(this.x, this.attended, m * width);
     this.linear(this.normed, block.up, this.inner, m);
     kernels.activate(ACTIVATIONS.indexOf(config.activation), Number(config.gated_mlp), this.inner, this.active, m, config.mlp_width);
@@ -112,11 +112,12 @@ export class Transformer {
     if (block.queryNorm && block.keyNorm) {
       for (let g = 0; g < m; g++) {
         const row = this.qkv + 4 * g * stride, keys = row + 4 * heads * dim;
-        this.norm(row, block.queryNorm, row, heads, dim);
-        this.norm(keys, block.keyNorm, keys, kvHeads, dim);
+        const joint = config.query_key_norm_joint; // one norm over all heads together
+        this.norm(row, block.queryNorm, row, joint ? 1 : heads, joint ? heads * dim : dim);
+        this.norm(keys, block.keyNorm, keys, joint ? 1 : kvHeads, joint ? kvHeads * dim : dim);
       }
     }
-    if (this.full) {
+    if (rotates(config, layer)) {
       const [cos, sin] = isLocal(config, layer) ? this.angles.slice(2) : this.angles;
       kernels.rotate(this.qkv, cos!, sin!, m, 0, heads + kvHeads, dim, config.rotary_dim / 2, stride);
     }
@@ -144,6 +145,13 @@ export class Transformer {
   private linear(x: number, { matrix, bias }: Linear, y: number, m: number): void {
     this.multiplier.multiply(x, matrix, y, m);
     if (bias) this.kernels.addBias(y, bias, m, matrix.n);
+  }
+
+  /** What a part of a block reads: the state, through a norm where there is one. */
+  private preNorm(norm: Norm | null, m: number): void {
+    const { width } = this.config;
+    if (norm) this.norm(this.x, norm, this.normed, m, width);
+    else this.heap.f32.copyWithin(this.normed / 4, this.x / 4, this.x / 4 + m * width);
   }
 
   private norm(x: number, { gain, bias }: Norm, y: number, m: number, size: number): void {

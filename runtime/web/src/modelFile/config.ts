@@ -41,6 +41,9 @@ export interface Config {
   local_rope_theta: number;
   attention_scale: number;
   query_key_norm: boolean;
+  query_key_norm_joint: boolean;
+  pre_norm: boolean;
+  rotary_layers: boolean[];
   parallel_residual: boolean;
   post_norm: boolean;
   embedding_scale: number;
@@ -66,12 +69,17 @@ const FIELDS: Record<keyof Config, Check> = {
   position: one("learned", "rotary"), rotary_dim: from(0), rope_theta: finite,
   rope_scaling: (value) => value === null || (typeof value === "object" && ["linear", "llama3", "yarn", "divisors"].includes((value as RopeScaling).kind)),
   sliding_window: from(0), local_layers: (value) => Array.isArray(value) && value.every(flag), local_rope_theta: finite,
-  attention_scale: finite, query_key_norm: flag, parallel_residual: flag, post_norm: flag, embedding_scale: finite,
+  attention_scale: finite, query_key_norm: flag, query_key_norm_joint: flag, pre_norm: flag,
+  rotary_layers: (value) => Array.isArray(value) && value.every(flag), parallel_residual: flag, post_norm: flag, embedding_scale: finite,
   attention_softcap: finite, logit_softcap: finite, dropout: finite, init: (value) => typeof value === "string",
 };
 
+// What older files leave out.
+const DEFAULTS: Partial<Config> = { query_key_norm_joint: false, pre_norm: true, rotary_layers: [] };
+
 /** Check what the file says. Throws ModelFileError that names the field. */
-export function checkConfig(values: Record<string, unknown>, name: string): Config {
+export function checkConfig(given: Record<string, unknown>, name: string): Config {
+  const values: Record<string, unknown> = { ...DEFAULTS, ...given };
   for (const [field, check] of Object.entries(FIELDS)) {
     if (!check(values[field])) {
       throw new ModelFileError(`${name} has ${field} = ${JSON.stringify(values[field])} in its configuration`, "update edgelm, or export the model again");
@@ -85,4 +93,9 @@ export function checkConfig(values: Record<string, unknown>, name: string): Conf
 /** Whether `layer` sees only the last `sliding_window` tokens. */
 export function isLocal(config: Config, layer: number): boolean {
   return config.sliding_window > 0 && (config.local_layers[layer % config.local_layers.length] ?? false);
+}
+
+/** Whether queries and keys of `layer` are rotated by their positions. */
+export function rotates({ position, rotary_layers: layers }: Config, layer: number): boolean {
+  return position === "rotary" && (!layers.length || layers[layer % layers.length]!);
 }
