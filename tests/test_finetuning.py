@@ -24,7 +24,8 @@ from edgelm.model import Transformer, causal_attention
 from edgelm.training.config import RunConfig, resolve, resumed
 from edgelm.training.report import Silent, read_figures
 from edgelm.training.run import train
-from edgelm_runtime.errors import ConfigError, DataError
+from edgelm_export.quantization.texts import chat_ids
+from edgelm_runtime.errors import ConfigError, DataError, OptionError
 from edgelm_runtime.text.chat_template import encode_chat
 from edgelm_runtime.text.tokenizer_loading import byte_tokenizer
 
@@ -352,6 +353,28 @@ def test_what_was_taught_is_answered_from_the_exported_file(tmp_path: Path) -> N
             if each["prompt"] not in held_out
         ]
     assert sum(right) >= 0.9 * len(right)
+
+
+def test_a_taught_model_is_quantised_by_its_own_held_out_chats(tmp_path: Path) -> None:
+    import edgelm
+    from edgelm_export import export_checkpoint
+
+    tokenizer, generation = with_template(byte_tokenizer(), {"end_ids": [256]}, "chatml")
+    chats = [
+        {"messages": [ASK, {"role": "assistant", "content": f"Hello {number}."}]} for number in range(40)
+    ]
+    taught = Checkpoint(tiny(), tokenizer, generation, held_out=chats)
+    notes: list[str] = []
+    export_checkpoint(taught, tmp_path / "a.onnx", dtype="int8", report=notes.append)
+    assert any("tokens of held-out chats.jsonl" in note for note in notes)
+    with edgelm.load(tmp_path / "a.onnx") as lm:
+        file = lm.info
+    found = chat_ids(file, lines(tmp_path / "held-out.jsonl", *chats))
+    assert [ids.tolist() for ids in found] == [
+        renderer(CHATML_TEMPLATE).rows(c["messages"])[0].ids for c in chats
+    ]
+    with pytest.raises(OptionError, match="line 2"):
+        chat_ids(file, lines(tmp_path / "bad.jsonl", chats[0], {"text": "x"}))
 
 
 @pytest.mark.parametrize("settings", [{}, {"lora": 4}, {"objective": "dpo"}], ids=str)

@@ -27,8 +27,9 @@ def quantize_options(command: Command) -> Command:
             help="Smallest share of positions whose most likely token is the same as in fp32.",
         ),
         click.option(
-            "--text", type=click.Path(path_type=Path), show_default="built-in texts",
-            help="UTF-8 text for evaluation (its first 4096 tokens) and calibration (the rest).",
+            "--text", type=click.Path(path_type=Path),
+            show_default="built-in texts, or a taught model's held-out chats",
+            help="UTF-8 text for evaluation (its first 4096 tokens) and calibration (the rest), or chats (.jsonl).",
         ),
         click.option(
             "--block-size", type=int, show_default="32",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Sequence
 from contextlib import closing
@@ -21,7 +22,7 @@ from edgelm_export.progress import Report, quiet, unfailing
 from edgelm_export.quantization.precision import FP32, QuantizeOptions
 from edgelm_export.quantization.quality import Quality, answers, compare_answers
 from edgelm_export.quantization.search import quantize
-from edgelm_export.quantization.texts import evaluation_text
+from edgelm_export.quantization.texts import CHATS, evaluation_text
 from edgelm_export.tracing.export_model import evaluating, trimmed
 from edgelm_export.tracing.model_entries import model_entries
 from edgelm_export.tracing.reference import torch_answer
@@ -78,8 +79,18 @@ def export_checkpoint(
     with scratch_folder(path) as folder:
         exact = folder / path.name
         parity = _export_fp32(checkpoint, exact, graph, report)
+        if checkpoint.held_out and options.get("text") is None:
+            options["text"] = _saved_chats(checkpoint, folder)
         quantize(exact, path, dtype, report=report, **options)
     return parity
+
+
+def _saved_chats(checkpoint: Checkpoint, folder: Path) -> Path:
+    """The chats that a taught model has not seen, which say better than any text what its quantisation costs."""
+    path = folder / f"held-out chats{CHATS}"
+    lines = (json.dumps(chat, ensure_ascii=False) for chat in checkpoint.held_out)
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
 
 
 def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, report: Report) -> ParityReport:

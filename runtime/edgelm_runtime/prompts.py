@@ -88,8 +88,15 @@ class Prompts:
 
     def chat(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """Token ids of a conversation. A template says itself where the begin token goes."""
+        return self._render(messages, True, options)
+
+    def whole_chat(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
+        """Token ids of a conversation that is over: nothing asks for another answer."""
+        return self._render(messages, False, options)
+
+    def _render(self, messages: Sequence[Message], asks: bool, options: TemplateOptions) -> list[int]:
         template = self._info.chat_template
-        ids = encode_chat(messages, template, self.tokenizer, self._special_texts(), **options)
+        ids = encode_chat(messages, template, self.tokenizer, self._special_texts(), asks, **options)
         return ids if template is not None else [*self._begin(), *ids]
 
     def split_chat_options(self, options: ChatOptions) -> tuple[TemplateOptions, Options]:

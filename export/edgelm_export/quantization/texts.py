@@ -1,12 +1,14 @@
 """The evaluation text, which quality is measured on, and the calibration text, which rounding is fitted to.
 
-They never share a token, or the measure would flatter. Both come from the user's text, or from the two samples next to
-this module (prose and code). Where the model has no tokenizer, or one that cannot encode the samples (the characters of
-a single book, say), they are drawn from the model itself.
+They never share a token, or the measure would flatter. Both come from the user's text; from chats (JSON lines with
+`messages`, rendered by the model's own template, every second one for either); or from the two samples next to this
+module (prose and code). Where the model has no tokenizer, or one that cannot encode the samples (the characters of a
+single book, say), they are drawn from the model itself.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +20,11 @@ from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.loop import generate_ids
 from edgelm_runtime.model_file.metadata import ModelFile
+from edgelm_runtime.prompts import Prompts, TemplateOptions
 
 EVALUATION = Path(__file__).with_name("evaluation.txt")
 CALIBRATION = Path(__file__).with_name("calibration.txt")
+CHATS = ".jsonl"
 WINDOW = 256  # tokens in a pass
 LARGEST_TEXT = 4096  # tokens that are used of a longer text
 # Rows drawn from a model, for evaluation and for calibration, and their length: a row is recomputed for each token, so
@@ -46,7 +50,7 @@ def evaluation_text(model: ModelFile, decoder: Decoder, text: Path | None = None
             return EvaluationText("the built-in sample", windows)
         rows = _drawn(decoder, range(EVALUATION_ROWS), EVALUATION_LENGTH)
         return EvaluationText("text drawn from the model", rows)
-    ids = _ids(model, text)
+    ids, _ = _parts(model, text)
     windows = _cut(model, ids[:LARGEST_TEXT])
     if not windows:
         raise OptionError(f"the text {text} has {len(ids)} tokens", "give a longer one")
@@ -58,13 +62,47 @@ def calibration_windows(model: ModelFile, decoder: Decoder, text: Path | None = 
 
     What is left of the user's text, then the built-in one, or else other draws from the model.
     """
-    rest = _ids(model, text)[LARGEST_TEXT:] if text is not None else NOTHING
+    rest = NOTHING if text is None else _parts(model, text)[1]
     built_in = _built_in(model, CALIBRATION)
     windows = _cut(model, np.append(rest, built_in)[:LARGEST_TEXT])
     if len(built_in) or len(rest) >= LARGEST_TEXT:
         return windows
     seeds = range(EVALUATION_ROWS, EVALUATION_ROWS + CALIBRATION_ROWS)
     return windows + _drawn(decoder, seeds, CALIBRATION_LENGTH)
+
+
+def _parts(model: ModelFile, text: Path) -> tuple[Ids, Ids]:
+    """The ids of a user's text for evaluation, and those for calibration."""
+    if text.suffix != CHATS:
+        ids = _ids(model, text)
+        return ids[:LARGEST_TEXT], ids[LARGEST_TEXT:]
+    chats = chat_ids(model, text)
+    evaluation, calibration = chats[::2], chats[1::2]
+    return np.concatenate(evaluation), np.concatenate(calibration or [NOTHING])
+
+
+def chat_ids(model: ModelFile, source: Path) -> list[Ids]:
+    """The ids of each chat in a file of JSON lines, as the runtime renders it.
+
+    Raises OptionError where a line has no messages, or the model's template refuses them.
+    """
+    prompts, rendered = Prompts(model), []
+    remedy = "give a chat with messages per line"
+    try:
+        lines = source.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot read the chats {source}: {error}", remedy) from error
+    for number, line in enumerate(lines, start=1):
+        try:
+            chat = json.loads(line)
+            messages, tools = chat["messages"], chat.get("tools")
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+            raise OptionError(f"{source}, line {number}, is no chat: {error!r}", remedy) from error
+        options: TemplateOptions = {"tools": tools} if tools else {}
+        rendered.append(np.array(prompts.whole_chat(messages, options), np.int64))
+    if not rendered:
+        raise OptionError(f"there is no chat in {source}", remedy)
+    return rendered
 
 
 def _built_in(model: ModelFile, source: Path) -> Ids:
