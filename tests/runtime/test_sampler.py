@@ -82,7 +82,8 @@ def test_filters_keep_what_their_definitions_say(
     logits: np.ndarray, temperature: float, top_k: int, typical_p: float, top_p: float, min_p: float
 ) -> None:
     """Against plain Python that sorts everything. Where a threshold is hit to within rounding, either goes."""
-    ids, _ = filtered(logits, temperature, top_k, typical_p, top_p, min_p)
+    options = Sampling(temperature=temperature, top_k=top_k, typical_p=typical_p, top_p=top_p, min_p=min_p)
+    ids, _ = filtered(logits, options)
     kept = set(range(VOCAB) if ids is None else ids.tolist())
 
     def reference(slack: float) -> set[int]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.floating[Any]]
-Ids = NDArray[np.int64]
+if TYPE_CHECKING:
+    from edgelm_runtime.arrays import Floats, Ids
+    from edgelm_runtime.generation.options import Sampling
 
 # Temperatures beyond cannot be told from these: they leave the best tokens, or all alike.
 COLDEST, HOTTEST = 1e-30, 1e30
@@ -23,26 +23,25 @@ FIRST_TRY = 256
 BLOCK = 256
 
 
-def filtered(
-    logits: Floats, temperature: float, top_k: int, typical_p: float, top_p: float, min_p: float
-) -> tuple[Ids | None, Floats]:
+def filtered(logits: Floats, options: Sampling) -> tuple[Ids | None, Floats]:
     """Candidates in order of their ids (None: every token), and their unnormalised probabilities.
 
-    `logits` (vocab,) are float32, below infinity, and some are above -inf; `temperature` is above 0.
+    `logits` (vocab,) are float32, below infinity, and some are above -inf; `options.temperature` is above 0. A new
+    filter gets its line here, which is its place in the order.
     """
     with np.errstate(over="ignore"):
-        scaled = (logits - logits.max()) / np.float32(min(max(temperature, COLDEST), HOTTEST))
+        scaled = (logits - logits.max()) / np.float32(min(max(options.temperature, COLDEST), HOTTEST))
     ids: Ids | None = None
-    if 0 < top_k < len(scaled):
-        ids = largest(scaled, top_k)
+    if 0 < options.top_k < len(scaled):
+        ids = largest(scaled, options.top_k)
         scaled = scaled[ids]
     weights: Floats = np.exp(scaled)
-    if typical_p < 1:
-        ids, weights = _kept(ids, weights, typical(weights, typical_p))
-    if top_p < 1:
-        ids, weights = _kept(ids, weights, nucleus(weights, top_p))
-    if min_p > 0:
-        ids, weights = _kept(ids, weights, np.flatnonzero(weights >= min_p * weights.max()))
+    if options.typical_p < 1:
+        ids, weights = _kept(ids, weights, typical(weights, options.typical_p))
+    if options.top_p < 1:
+        ids, weights = _kept(ids, weights, nucleus(weights, options.top_p))
+    if options.min_p > 0:
+        ids, weights = _kept(ids, weights, np.flatnonzero(weights >= options.min_p * weights.max()))
     return ids, weights
 
 

@@ -73,14 +73,7 @@ class Sampler:
         logits = self._adjusted(logits, ids)
         if options.greedy:
             return int(logits.argmax())
-        candidates, weights = filtered(
-            logits,
-            temperature=options.temperature,
-            top_k=options.top_k,
-            typical_p=options.typical_p,
-            top_p=options.top_p,
-            min_p=options.min_p,
-        )
+        candidates, weights = filtered(logits, options)
         index = 0 if len(weights) == 1 else _drawn(weights, uniform(self._key, len(ids)))
         return index if candidates is None else int(candidates[index])
 
