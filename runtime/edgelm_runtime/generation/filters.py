@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from edgelm_runtime.arrays import Floats, Ids
     from edgelm_runtime.generation.options import Sampling
 
