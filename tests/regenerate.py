@@ -1,8 +1,7 @@
 """Writes anew what is derived from declarations: keyword types, tables, help texts, the tree.
 
-    python tests/regenerate.py
-
-tests/test_regenerated.py fails while a file differs from what this writes.
+python tests/regenerate.py           writes
+python tests/regenerate.py --check   fails where a file differs from what it would write
 """
 
 from __future__ import annotations
@@ -107,7 +106,13 @@ def pages() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    for path, text in pages().items():
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+    stale = {
+        path: text
+        for path, text in pages().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    }
+    for path, text in stale.items():
+        if "--check" not in sys.argv:
             path.write_text(text, encoding="utf-8")
-            print(f"wrote {path.relative_to(ROOT)}", file=sys.stderr)
+        print(f"{'stale' if '--check' in sys.argv else 'wrote'}: {path.relative_to(ROOT)}", file=sys.stderr)
+    sys.exit(bool(stale) and "--check" in sys.argv)

@@ -264,6 +264,8 @@ class Tokenizer:
         # An array or a tensor gives plain numbers at once; its own items would not be found in a set.
         every: Any = np.asarray(ids).tolist() if hasattr(ids, "__array__") else ids
         for token_id in every if isinstance(every, Iterable) else (every,):
+            if not isinstance(token_id, int) and getattr(token_id, "ndim", 1) == 0:
+                token_id = token_id.item()  # of numpy or PyTorch, in a list
             if not is_whole(token_id, 0, len(table) - 1):
                 raise OptionError(
                     f"token id {shown(token_id)} is outside the vocabulary of {len(table)}",
