@@ -114,7 +114,7 @@ class CopyingBinding:
 
 
 class Pair:
-    """A decoder with a cache beside one without, over the same file."""
+    """A decoder with a cache next to one without, over the same file."""
 
     def __init__(self, path: Path) -> None:
         self.session = Session(path, "cpu", 1)

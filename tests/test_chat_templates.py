@@ -206,7 +206,7 @@ def test_a_user_cannot_spell_special_tokens(name: str, pair: tuple[Any, Tokenize
         clean = ours_of(ours, TEMPLATES[name], [{"role": "user", "content": "a", "name": "Ada"}])
         assert sum(i in ours.special_ids for i in found) == sum(i in ours.special_ids for i in clean)
         if ours.prefix_space != "always":
-            # There transformers cuts the text at what was spelled, and puts a space behind it.
+            # There transformers cuts the text at what was spelled, and puts a space after it.
             assert found == theirs_of(theirs, TEMPLATES[name], talk, sanitize_control_tokens=True)
 
 

@@ -23,8 +23,13 @@ if TYPE_CHECKING:
 )
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON, in seconds and bytes.")
 @click.option("--prefill", default="32,128,512", show_default=True, help="Lengths of prompts to time.")
-@click.option("--contexts", default="64,256,1000", show_default=True, help="Contexts to decode behind.")
-@click.option("--steps", default=16, show_default=True, help="Tokens to make behind each context.")
+@click.option(
+    "--contexts",
+    default="64,256,1000",
+    show_default=True,
+    help="Number of tokens in the context, one measurement for each.",
+)
+@click.option("--steps", default=16, show_default=True, help="Number of new tokens for each context.")
 @click.option("--rounds", default=5, show_default=True, help="Each figure is the median of so many.")
 @device_options
 def command(model: Path, vs: Path | None, as_json: bool, prefill: str, contexts: str, **options: Any) -> None:
@@ -71,7 +76,7 @@ def _rows(figures: Sequence[Figures]) -> Iterator[list[str]]:
         yield row(f"prefill of {length}", [one.prefill.get(length) for one in figures], 1e3, "ms")
     for length in _lengths(one.step for one in figures):
         rates = [1 / one.step[length] if length in one.step else None for one in figures]
-        yield row(f"decoding behind {length}", rates, 1, "tokens/s")
+        yield row(f"decoding after {length}", rates, 1, "tokens/s")
         outside = [one.python.get(length) for one in figures]
         yield row("  outside onnxruntime, per token", outside, 1e3, "ms")
 

@@ -62,7 +62,7 @@ def command(model: str | None, **options: Any) -> None:
     """Serve MODEL, a file ending in .onnx, to programs that speak OpenAI's interface; without one, the model that
     ships with edgelm.
 
-    Open the address that is shown for a chat page. Programs use it with /v1 behind it as their base URL.
+    Open the address that is shown for a chat page. Programs use it with /v1 after it as their base URL.
     """
     from edgelm_server.run import bind, serve
     from edgelm_server.settings import Settings

@@ -3,7 +3,7 @@
 .jsonl .ndjson .jsonlines    a document per line, as a JSON object
 .parquet                     a document per row
 anything else                one document, as text
-.gz and .zst behind any of them: compressed
+.gz and .zst after any of them: compressed
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from edgelm_runtime.validation import function, whole
 if TYPE_CHECKING:
     from edgelm_runtime.generation.decoder import Decoder
 
-# Logits looked at together: enough for numpy, and few beside a pass's own memory.
+# Logits looked at together: enough for numpy, and few next to a pass's own memory.
 BLOCK = 1 << 20
 
 

@@ -34,7 +34,7 @@ async def json_reply(request: Request, make: Callable[[], Awaitable[Event]]) -> 
 
 class EventStream(Response):
     """Server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) of JSON objects, and
-    `[DONE]` behind the last. An error under way becomes the last event instead.
+    `[DONE]` after the last. An error under way becomes the last event instead.
 
     `events` is closed at the end, whatever ends it; a reader that is too slow is dropped after `seconds`.
     """

@@ -69,7 +69,7 @@ class Service:
                 log.info("answer %r", text)
 
     async def aside(self, work: Callable[..., T], *arguments: object, **options: object) -> T:
-        """Run `work` in a thread, beside the engine; one at a time, since each uses all cores.
+        """Run `work` in a thread, next to the engine; one at a time, since each uses all cores.
 
         Raises QueueFullError where too many wait already.
         """

@@ -1,4 +1,4 @@
-"""These tests also run without the rest of the repository, so their helpers are found beside them."""
+"""These tests also run without the rest of the repository, so their helpers are found next to them."""
 
 import sys
 from pathlib import Path

@@ -87,7 +87,7 @@ def write_foreign() -> None:
         "head": generator.standard_normal((8, 300)).astype(np.float32),
         "bias": np.zeros(300, np.float32),
     }
-    # Ids behind the tokenizer's 257 are what a padded model would like best.
+    # Ids after the tokenizer's 257 are what a padded model would like best.
     constants["bias"][257:] = 20
     ids = ["batch", "sequence"]
     inputs = [

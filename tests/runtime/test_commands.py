@@ -167,7 +167,7 @@ class Terminal:
         os.write(self._screen, keys.encode())
 
     def wait_for(self, text: str, seconds: float = 60, keys: str = "") -> None:
-        """Read the screen until `text` appears behind what was read before.
+        """Read the screen until `text` appears after what was read before.
 
         `keys` are pressed now, and again every other second: a signal that arrives between the prompt and
         the wait for input would otherwise be noticed at the next key only.

@@ -23,7 +23,7 @@ def lm() -> Iterator[LanguageModel]:
 
 
 class Polite(ScriptedDecoder):
-    """Says REPLY behind the last "Assistant:"."""
+    """Says REPLY after the last "Assistant:"."""
 
     def __init__(self, lm: LanguageModel) -> None:
         super().__init__([0], 260, 120)

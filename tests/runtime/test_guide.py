@@ -22,7 +22,7 @@ from fakes import TINY
 import edgelm_runtime
 
 HERE = Path(__file__).resolve()
-# In the repository, or beside these tests where they run on their own.
+# In the repository, or next to these tests where they run on their own.
 GUIDE = next(
     p for p in (HERE.parents[2] / "runtime" / "README.md", HERE.parents[1] / "README.md") if p.exists()
 )

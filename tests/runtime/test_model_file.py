@@ -105,7 +105,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_a_model_from_elsewhere_runs_with_tokenizer_and_context() -> None:
-    """Its mask, positions and past are fed, batches included, and ids behind the tokenizer's never drawn."""
+    """Its mask, positions and past are fed, batches included, and ids after the tokenizer's never drawn."""
     with load(FOREIGN, tokenizer=byte_tokenizer(), context_length=64) as lm:
         alone = [lm.generate(prompt, max_new_tokens=8) for prompt in ("one", "another")]
         together = lm.generate(["one", "another"], max_new_tokens=8)

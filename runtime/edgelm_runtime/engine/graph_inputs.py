@@ -20,7 +20,7 @@ PAST_TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16, "tenso
 def empty_cache(inputs: Mapping[str, TensorInfo], batch: int, length: int) -> dict[str, NDArray[Any]]:
     """What a graph with a cache wants to be fed to run without one: a past of no tokens. Empty for other graphs.
 
-    `length` is that of the ids (batch, length) fed beside it, and matters where the graph `needs_room`.
+    `length` is that of the ids (batch, length) fed with it, and matters where the graph `needs_room`.
     """
     room = length if needs_room(inputs) else 0
     feeds = {name: past_states(inputs[name], batch, room) for name in past_names(inputs)}

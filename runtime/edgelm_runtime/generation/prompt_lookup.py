@@ -37,7 +37,7 @@ def draft(ids: Ids, most: int, reference: Ids | None = None, shortest: int = SHO
 
 
 def _longest_match(text: Ids, tail: Ids) -> tuple[int, int]:
-    """(position behind the match, its length) of the longest, then last, match of the end of `tail` in `text`."""
+    """(position after the match, its length) of the longest, then last, match of the end of `tail` in `text`."""
     ends = np.flatnonzero(text == tail[-1])
     if not len(ends):
         return 0, 0

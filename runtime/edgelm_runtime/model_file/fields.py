@@ -1,7 +1,7 @@
 """What the metadata entries of a model file hold, field by field, and one reader that checks it.
 
 Everything that edgelm reads from a file is declared here, so that a file whose metadata is damaged is refused when
-it is loaded, with one line, and the code behind needs no checks of its own. Fields that are not declared here are
+it is loaded, with one line, and the code after it needs no checks of its own. Fields that are not declared here are
 for people and other programs; they are handed on as they are.
 """
 

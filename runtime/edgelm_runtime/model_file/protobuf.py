@@ -20,7 +20,7 @@ Data = bytes | mmap.mmap
 
 
 class Field(NamedTuple):
-    """Number of a field, and offsets: of the field, of its content, and behind both."""
+    """Number of a field, and offsets: of the field, of its content, and after both."""
 
     number: int
     start: int
@@ -35,21 +35,21 @@ def walk(data: Data, start: int, end: int) -> Iterator[Field]:
         kind = tag & 7
         if kind == DELIMITED:
             length, content = read_varint(data, content, end)
-            behind = content + length
+            after = content + length
         elif kind == VARINT:
-            behind = read_varint(data, content, end)[1]
+            after = read_varint(data, content, end)[1]
         elif kind in (EIGHT_BYTES, FOUR_BYTES):
-            behind = content + (8 if kind == EIGHT_BYTES else 4)
+            after = content + (8 if kind == EIGHT_BYTES else 4)
         else:
             raise ValueError("is not an ONNX model")
-        if behind > end:
+        if after > end:
             raise ValueError("is cut off")
-        yield Field(tag >> 3, start, content, behind)
-        start = behind
+        yield Field(tag >> 3, start, content, after)
+        start = after
 
 
 def read_varint(data: Data, start: int, end: int) -> tuple[int, int]:
-    """A number and the offset behind it."""
+    """A number and the offset after it."""
     number = 0
     for index in range(start, min(start + 10, end)):
         byte = data[index]

@@ -1,6 +1,6 @@
 """How fast model files are on this machine, and how much memory they take. Needs no PyTorch.
 
-Figures that depend on what else the machine does are only worth something beside each other, so several files are
+Figures that depend on what else the machine does are only worth something next to each other, so several files are
 measured in turn, round by round, and each figure is the median of its rounds. What a program pays once (loading, the
 first token, memory) is measured in a fresh process of its own.
 """
@@ -51,7 +51,7 @@ class Figures:
     provider: str = ""
     load: float = 0.0
     first_token: float = 0.0
-    """From the start of the process to the first token behind a prompt of 64, Python included."""
+    """From the start of the process to the first token after a prompt of 64, Python included."""
     peak_bytes: int | None = None
     """Resident memory at most, of a process that loads the model and makes 64 tokens. None where unknown."""
     prefill: dict[int, float] = field(default_factory=dict)
@@ -74,7 +74,7 @@ def benchmark(
     rounds: int = 5,
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Figures]:
-    """Measure model files against each other: `rounds` times each figure, `steps` tokens behind each context.
+    """Measure model files against each other: `rounds` times each figure, `steps` tokens after each context.
 
     Prompts are random token ids. Raises OptionError for a length or number that cannot be, and what loading raises.
     """
@@ -96,7 +96,7 @@ def benchmark(
         progress(f"prefill of {length} tokens")
         _in_turn(subjects, rounds, length, 1)
     for length in contexts:
-        progress(f"decoding behind {length} tokens")
+        progress(f"decoding after {length} tokens")
         _in_turn(subjects, rounds, length, 1 + steps)
     return [subject.figures for subject in subjects]
 
@@ -134,7 +134,7 @@ class _Subject:
         self.figures.peak_bytes = starts[0]["peak_bytes"]
 
     def run(self, length: int, count: int) -> tuple[float, float]:
-        """Seconds per token behind `length`, the median of those after the first: in all, and inside onnxruntime.
+        """Seconds per token after `length`, the median of those after the first: in all, and inside onnxruntime.
 
         For a `count` of 1 that is the pass over the prompt.
         """

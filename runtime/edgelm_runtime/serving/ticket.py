@@ -131,7 +131,7 @@ class Ticket:
 
     @property
     def on_end(self) -> OnEnd | None:
-        """A function called once behind the last piece, with the error that ended the request or None."""
+        """A function called once after the last piece, with the error that ended the request or None."""
         return self._request.on_end
 
     @on_end.setter

@@ -103,11 +103,11 @@ CASES = (
         prompt=512, goals=(Goal("edgelm int8", LLAMA.name, 5),),
     ),
     Case(
-        "decoding behind 64 tokens, ms per token", "step", (edgelm(INT4, "int4"), edgelm(FP32, "fp32"), LLAMA),
+        "decoding after 64 tokens, ms per token", "step", (edgelm(INT4, "int4"), edgelm(FP32, "fp32"), LLAMA),
         count=32,
     ),
     Case(
-        "decoding behind 1000 tokens, ms per token", "step", (edgelm(INT4, "int4"), edgelm(FP32, "fp32"), LLAMA),
+        "decoding after 1000 tokens, ms per token", "step", (edgelm(INT4, "int4"), edgelm(FP32, "fp32"), LLAMA),
         prompt=1000, count=32,
     ),
     Case(

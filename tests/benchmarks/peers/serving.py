@@ -1,4 +1,4 @@
-"""`edgelm serve` beside llama.cpp's own server, with the same weights in 4 bits.
+"""`edgelm serve` next to llama.cpp's own server, with the same weights in 4 bits.
 
     python tests/benchmarks/peers/serving.py [--install] [--only edgelm|llama.cpp] [--rounds 3] [--json FILE]
 
@@ -158,7 +158,7 @@ def throughput(port: int, callers: int, length: int, number: int) -> float:
 
 
 def first_tokens(port: int, number: int) -> float:
-    """95th percentile, in seconds, of short prompts that come one after the other beside a long one."""
+    """95th percentile, in seconds, of short prompts that come one after the other next to a long one."""
     long = threading.Thread(target=answer, args=(port, ids(LONG_PROMPT, number), 64))
     long.start()
     times = sorted(
@@ -199,7 +199,7 @@ def measure(start: Server, number: int) -> dict[str, float]:
             for callers in CALLERS:
                 title = f"{callers} at once, prompts of {length}, tokens/s"
                 figures[title] = throughput(port, callers, length, number * 10 + length)
-        figures["first token beside a long prompt, p95, s"] = first_tokens(port, 5000 + number * 100)
+        figures["first token next to a long prompt, p95, s"] = first_tokens(port, 5000 + number * 100)
     return figures
 
 
