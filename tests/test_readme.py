@@ -28,7 +28,7 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 INSTALL_AND = re.compile(r"^    pip install .*? && (edgelm .*)$", re.MULTILINE)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with texts in it, and an `edgelm` command that is this checkout."""
     folder = tmp_path_factory.mktemp("readme")
