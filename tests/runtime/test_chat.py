@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from edgelm_runtime import MissingExtraError, OptionError, Tokenizer
-from edgelm_runtime.text import template_budget
 from edgelm_runtime.text.chat_template import encode_chat, render_chat
 
 TALK = [
@@ -142,8 +141,9 @@ DOUBLING = "{%% set ns = namespace(x=%s) %%}{%% for i in range(99) %%}%s{%% endf
 def test_a_template_that_would_not_end_is_refused(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In seconds, without much memory, and with one line."""
     pytest.importorskip("jinja2")
-    monkeypatch.setattr(template_budget, "MAX_SECONDS", 1.0)
-    monkeypatch.setattr(template_budget, "MAX_STEPS", 20_000)
+    budget = "edgelm_runtime.text.template_budget"
+    monkeypatch.setattr(f"{budget}.MAX_SECONDS", 1.0)
+    monkeypatch.setattr(f"{budget}.MAX_STEPS", 20_000)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(OptionError, match="template") as caught:
         render_chat(TALK, template)

@@ -292,9 +292,7 @@ class Tokenizer:
         try:
             return cls(**arguments(values))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise TokenizerError(
-                f"not a saved tokenizer: {shown(error)}", "save the tokenizer again"
-            ) from error
+            raise TokenizerError(f"not a saved tokenizer: {shown(error)}", "save it again") from error
 
     @cached_property
     def digest(self) -> str:
