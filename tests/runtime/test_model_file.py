@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from fakes import CHAT, FOREIGN, IDS, TINY
 
-from edgelm_runtime import ModelFileError, OptionError, byte_tokenizer, load
+from edgelm_runtime import ModelFileError, OptionError, byte_tokenizer, load, verify
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.model_file.interface import TensorInfo
 from edgelm_runtime.model_file.metadata import read_model_file
+from edgelm_runtime.reports.describe import describe
 
 
 class FakeSession:
@@ -148,3 +149,18 @@ def test_a_graph_that_is_no_language_model(session: Session) -> None:
     fake.outputs = {"logits": dataclasses.replace(session.outputs["logits"], shape=("batch", "classes"))}
     with pytest.raises(ModelFileError, match="not a language model"):
         _foreign(fake, "classifier.onnx", None, 8)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"GGUF\x03\0\0\0", "is a GGUF file; export it first: edgelm export"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "Git LFS pointer"),
+    ],
+)
+def test_what_is_no_onnx_file_is_named(tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(content)
+    for use in (load, verify, describe):
+        with pytest.raises(ModelFileError, match=words):
+            use(path)

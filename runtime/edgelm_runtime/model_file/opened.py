@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edgelm_runtime.errors import ModelFileError
+from edgelm_runtime.git_lfs import refuse_pointer
 from edgelm_runtime.model_file.external_weights import Reference, references, rewritten
 
 COPY_AGAIN = "copy or export it again"
@@ -128,6 +129,10 @@ class OpenModel:
         return rewritten(self.file.data, self._references, own, names)
 
     def _read_references(self) -> list[Reference]:
+        start = bytes(self.file.data[:64])
+        refuse_pointer(self.file.path, start)
+        if start.startswith(b"GGUF"):
+            raise ModelFileError(f"{self.name} is a GGUF file", f"export it first: edgelm export {self.name}")
         try:
             return references(self.file.data)
         except ValueError as error:
