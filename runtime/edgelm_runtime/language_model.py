@@ -1,4 +1,7 @@
-"""The face of the runtime: load a model file, then generate, stream, chat, score, embed."""
+"""The face of the runtime: load a model file, then generate, stream, chat, score, embed.
+
+What most programs never call is imported where it is called, which keeps their start short.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from weakref import WeakSet
 import numpy as np
 from numpy.typing import NDArray
 
-from edgelm_runtime.embedding import Layer, Pooling, embed_rows
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.constraint import make_constraint
 from edgelm_runtime.generation.loop import run
@@ -20,17 +22,18 @@ from edgelm_runtime.generation.results import Generation, Piece, Stats
 from edgelm_runtime.generation.sampler import Sampler
 from edgelm_runtime.generation.sequence import Row, finished
 from edgelm_runtime.prompts import ChatOptions, Prompt, Prompts, TemplateOptions, is_single
-from edgelm_runtime.scoring import Score, score_ids
-from edgelm_runtime.serving.engine import Engine
 from edgelm_runtime.validation import check_prompt, whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from edgelm_runtime.embedding import Layer, Pooling
     from edgelm_runtime.engine.session import Session
     from edgelm_runtime.generation.decoder import Decoder
     from edgelm_runtime.generation.keywords import Options
     from edgelm_runtime.model_file.metadata import ModelFile
+    from edgelm_runtime.scoring import Score
+    from edgelm_runtime.serving.engine import Engine
     from edgelm_runtime.text.messages import Message
     from edgelm_runtime.text.tokenizer import Tokenizer
 
@@ -160,19 +163,13 @@ class LanguageModel:
         """Log-probabilities, perplexity and bits per byte of a text or of token ids, of any length.
 
         `stride` is how many tokens one pass scores (default: half the context); `top_logprobs` asks for that many
-        likeliest tokens of each place. Models that begin every
-        text with a token of their own score the first token of `text` too.
+        likeliest tokens of each place. Models that begin every text with a token of their own score the first
+        token of `text` too.
         """
+        from edgelm_runtime.scoring import score
+
         ids = self.encode_prompt(text)
-        if top_logprobs is not None:
-            whole("top_logprobs", top_logprobs, 0)
-        top: list[tuple[tuple[int, float], ...]] | None = None if top_logprobs is None else []
-        logprobs = score_ids(self._open_decoder(), ids, stride, progress, top, top_logprobs or 0)
-        tokenizer = self.info.tokenizer
-        size = (
-            len(tokenizer.decode_bytes(ids[1:].tolist(), skip_special=True)) if tokenizer is not None else 0
-        )
-        return Score(ids.tolist(), logprobs, size, top)
+        return score(self._open_decoder(), self.info.tokenizer, ids, stride, progress, top_logprobs)
 
     @overload
     def embed(
@@ -216,6 +213,8 @@ class LanguageModel:
         of every text, for models that want an instruction there. Texts get the tokens that the model's tokenizer
         puts around a text; longer ones than the context are cut to its first tokens.
         """
+        from edgelm_runtime.embedding import embed_rows
+
         single = is_single(texts)
         every: Any = [texts] if single else texts
         if not len(every):
@@ -240,6 +239,7 @@ class LanguageModel:
         Use it in a `with` block; its thread owns a cache of `parallel` slots of the model's context each. Requests
         join and leave between steps, and each gets the text that `generate` would give it alone.
         """
+        from edgelm_runtime.serving.engine import Engine
 
         def chat_row(messages: Sequence[Message], sample: int, **options: Any) -> Row:
             prompt, rest = self._prompts.split_chat_options(cast(ChatOptions, options))

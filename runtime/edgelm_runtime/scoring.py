@@ -16,6 +16,7 @@ from edgelm_runtime.validation import function, whole
 
 if TYPE_CHECKING:
     from edgelm_runtime.generation.decoder import Decoder
+    from edgelm_runtime.text.tokenizer import Tokenizer
 
 # Logits looked at together: enough for numpy, and few next to a pass's own memory.
 BLOCK = 1 << 20
@@ -55,6 +56,23 @@ def combined(scores: Sequence[Score]) -> Score:
         np.concatenate([score.logprobs for score in scores]),
         sum(score.byte_count for score in scores),
     )
+
+
+def score(
+    decoder: Decoder,
+    tokenizer: Tokenizer | None,
+    ids: NDArray[np.int64],
+    stride: int | None,
+    progress: Callable[[int], None] | None,
+    top_logprobs: int | None,
+) -> Score:
+    """The score of a text's token ids (T,); `LanguageModel.score` says what the options do."""
+    if top_logprobs is not None:
+        whole("top_logprobs", top_logprobs, 0)
+    top: list[tuple[tuple[int, float], ...]] | None = None if top_logprobs is None else []
+    logprobs = score_ids(decoder, ids, stride, progress, top, top_logprobs or 0)
+    text = b"" if tokenizer is None else tokenizer.decode_bytes(ids[1:].tolist(), skip_special=True)
+    return Score(ids.tolist(), logprobs, len(text), top)
 
 
 def score_ids(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -146,7 +145,7 @@ def test_a_graph_that_is_no_language_model(session: Session) -> None:
     with pytest.raises(ModelFileError, match="wants an input"):
         _foreign(fake, "vision.onnx", None, 8)  # type: ignore[arg-type]
     fake.inputs = {"input_ids": session.inputs["input_ids"]}
-    fake.outputs = {"logits": dataclasses.replace(session.outputs["logits"], shape=("batch", "classes"))}
+    fake.outputs = {"logits": session.outputs["logits"]._replace(shape=("batch", "classes"))}
     with pytest.raises(ModelFileError, match="not a language model"):
         _foreign(fake, "classifier.onnx", None, 8)  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 A field of `Sampling`, `Limits` or `TextOptions` (options.py) carries its declaration. Everything else that knows the
 options reads it from there: the checks, the command line, what a model file may set, the guide's table and the
 keyword types (keywords.py). A kind of value checks one value and raises OptionError with the value and the remedy.
+Kinds are named tuples, since each dataclass adds a millisecond to the time that every program needs to start.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -30,8 +30,7 @@ class Kind(Protocol):
         """Raise OptionError unless `value` is one of them."""
 
 
-@dataclass(frozen=True)
-class Number:
+class Number(NamedTuple):
     """A finite number from `low` (itself excluded where `above`) to `high`."""
 
     low: float = -math.inf
@@ -43,8 +42,7 @@ class Number:
         number(name, value, self.low, self.high, self.above)
 
 
-@dataclass(frozen=True)
-class Whole:
+class Whole(NamedTuple):
     """A whole number from `low` to `high`."""
 
     low: int
@@ -55,8 +53,7 @@ class Whole:
         whole(name, value, self.low, self.high)
 
 
-@dataclass(frozen=True)
-class Flag:
+class Flag(NamedTuple):
     """True or False."""
 
     annotation: str = "bool"
@@ -66,8 +63,7 @@ class Flag:
             raise OptionError(f"{name} is {shown(value)}", "give True or False")
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One of `names`."""
 
     names: tuple[str, ...]
@@ -78,8 +74,7 @@ class Choice:
             raise OptionError(f"{name} is {shown(value)}", f"choose one of {', '.join(self.names)}")
 
 
-@dataclass(frozen=True)
-class AutoOr:
+class AutoOr(NamedTuple):
     """The word "auto", or what `kind` takes."""
 
     kind: Whole
@@ -93,8 +88,7 @@ class AutoOr:
             self.kind.check(name, value)
 
 
-@dataclass(frozen=True)
-class Maybe:
+class Maybe(NamedTuple):
     """None, or what `kind` takes."""
 
     kind: Kind
@@ -108,8 +102,7 @@ class Maybe:
             self.kind.check(name, value)
 
 
-@dataclass(frozen=True)
-class TokenIds:
+class TokenIds(NamedTuple):
     """A list of token ids. Whether the model has them is known only where a model is."""
 
     annotation: str = "Sequence[int]"
@@ -123,8 +116,7 @@ class TokenIds:
             whole(f"a token id in {name}", token_id, 0)
 
 
-@dataclass(frozen=True)
-class Biases:
+class Biases(NamedTuple):
     """A mapping of token ids to finite numbers or -inf."""
 
     annotation: str = "Mapping[int, float]"
@@ -138,8 +130,7 @@ class Biases:
                 number(f"{name} of {token_id}", bias, -math.inf, math.inf)
 
 
-@dataclass(frozen=True)
-class StopStrings:
+class StopStrings(NamedTuple):
     """A list of texts, none of them empty."""
 
     annotation: str = "Sequence[str]"
@@ -148,8 +139,7 @@ class StopStrings:
         stop_strings(name, value)
 
 
-@dataclass(frozen=True)
-class Custom:
+class Custom(NamedTuple):
     """What `accepts` is true of; `remedy` says what to give instead."""
 
     annotation: str
@@ -161,8 +151,7 @@ class Custom:
             raise OptionError(f"{name} is {shown(value)}", self.remedy)
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """The declaration of one option. `flags` None: not on the command line; otherwise its further spellings."""
 
     name: str

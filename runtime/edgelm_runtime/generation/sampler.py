@@ -16,7 +16,7 @@ Logits are float32 throughout.
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -47,7 +47,7 @@ class Sampler:
 
     def __init__(self, options: Sampling, sample: int = 0, grammar: Grammar | None = None) -> None:
         self.options = options
-        self.seed = secrets.randbits(63) if options.seed is None else options.seed
+        self.seed = int.from_bytes(os.urandom(8)) >> 1 if options.seed is None else options.seed
         self._key = (self.seed, sample)
         self._grammar = grammar
 

@@ -12,7 +12,7 @@ links lead to them. Field numbers are those of onnx.proto (ModelProto, GraphProt
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgelm_runtime.model_file.protobuf import (
     DATA_LOCATION,
@@ -33,8 +33,7 @@ SMALLEST = 4096
 EXTERNAL = bytes([DATA_LOCATION << 3, 1])  # data_location = EXTERNAL
 
 
-@dataclass(frozen=True)
-class Reference:
+class Reference(NamedTuple):
     """A weight that can be read where it lies: `length` bytes from `offset` on of the sidecar that the graph calls
     `location`, or (None) of the model file itself. `tensor` is its field in the graph."""
 

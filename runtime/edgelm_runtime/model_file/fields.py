@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgelm_runtime.errors import ModelFileError
 from edgelm_runtime.model_file.interface import (
@@ -43,8 +42,7 @@ from edgelm_runtime.validation import shown
 EXPORT_AGAIN = "get the original file again, or export the model again"
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """What a JSON value must be."""
 
     description: str

@@ -6,12 +6,10 @@ No other module spells one of them. runtime/README.md ("The model file") says wh
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """Name, onnxruntime type such as `tensor(float)`, and shape of an input or output; names for free axes."""
 
     name: str
