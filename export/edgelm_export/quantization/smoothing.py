@@ -1,13 +1,13 @@
-"""Activations without outliers for int8 rows: features that are large are made smaller, and their weights larger.
+"""SmoothQuant for int8 rows: outlier features of the activations are scaled down, their weights scaled up.
 
-A row of activations has one scale in `int8.py`, so a feature of a hundred times the usual size leaves few levels
-to the others. In x W each feature j of x may be divided by a factor s_j that row j of W is multiplied by; the
-product stays. The division costs nothing where it goes into the weights of what comes before: the gain of a norm,
+A row of activations has a single scale (rowwise_int8.py), so a feature a hundred times larger than the others leaves
+them few levels. In x W each feature j of x can be divided by a factor s_j if row j of W is multiplied by it; the
+product is the same. The division is free where it can be folded into the weights that produce x: the gain of a norm,
 or the rows of `mlp.up` that make the linear half of a gated MLP (Xiao et al. 2023, https://arxiv.org/abs/2211.10438).
 
 The factors: rounding errors of the activations grow with |x / s|^2 |s W|^2 over all features, where |x| is the
-root mean square of a feature and |W| the length of its row. By Cauchy and Schwarz the product of the two sums is
-least at s_j = sqrt(|x_j| / |W_j|); nothing has to be searched.
+root mean square of a feature and |W| the length of its row. By the Cauchy-Schwarz inequality the product of the two
+sums is smallest at s_j = sqrt(|x_j| / |W_j|), so no search is needed.
 
 Measured on SmolLM2-135M (2026-11-29): rounding its weights to int8 costs 0.5% of perplexity, its activations 4.0%
 (before qkv 1.7, down 1.1, head 0.7, up 0.6, attention.out 0.0), both together 4.1%; with the factors 0.9%. GPTQ
@@ -25,8 +25,8 @@ import onnx_ir as ir
 from edgelm_export.passes.builder import Product, constant, products
 from edgelm_runtime.arrays import Floats
 
-# The least size of a feature or of its weights, as a share of the median: what the text hardly shows may
-# be common elsewhere, and must not be blown up.
+# Lower bound of a feature's or a weight row's size, as a fraction of the median: a feature that is rare in the
+# calibration text may be common elsewhere, and must not be amplified without limit.
 LEAST = 0.1
 # Where the gain and the bias of a norm stand among its inputs.
 NORMS = {
@@ -39,9 +39,9 @@ SAME_FEATURES = ("Identity", "Reshape", "GatherND", "Relu")  # features in, the 
 
 
 class Smoothed(ir.passes.InPlacePass):
-    """Even out what products are fed, where it costs nothing at run time.
+    """Smooth the inputs of products where it costs nothing at run time.
 
-    `sizes` are root mean squares (in,) of input features, by the name of the matrix; matrices in `keep` are left.
+    `sizes` are root mean squares (in,) of input features, by the name of the matrix; matrices in `keep` are not touched.
     """
 
     def __init__(self, sizes: Mapping[str, Floats], keep: Collection[str] = ()) -> None:
@@ -57,7 +57,7 @@ class Smoothed(ir.passes.InPlacePass):
 
 
 def factors(sizes: Floats, matrix: Floats) -> Floats:
-    """What to divide each input feature of `matrix` (out, in) by, 1 on (geometric) average."""
+    """The divisors (in,) of the input features of `matrix` (out, in). Their geometric mean is 1."""
     weights = np.sqrt(np.square(matrix).sum(axis=0))
     found = np.sqrt(_bounded(sizes) / _bounded(weights))
     return (found / np.exp(np.log(found).mean())).astype(np.float32)
@@ -70,7 +70,7 @@ def _bounded(sizes: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Part:
-    """Weights that give features `start` and further, one each along `axis` of `node`'s input `index`."""
+    """Weights of `node`'s input `index` that produce the features from `start` on, one per place along `axis`."""
 
     node: ir.Node
     index: int
@@ -78,7 +78,7 @@ class Part:
     start: int
 
     def divide(self, by: Floats) -> None:
-        """Divide the weights of as many features as `by` has."""
+        """Divide the weights of the first len(by) features by `by`."""
         value = self.node.inputs[self.index]
         assert value is not None and value.const_value is not None
         array = np.moveaxis(value.const_value.numpy().copy(), self.axis, -1)
@@ -116,9 +116,9 @@ def _divide_rows(graph: ir.Graph, gather: ir.Node, by: Floats) -> None:
 
 
 def _parts(value: ir.Value | None, width: int, start: int = 0) -> list[Part] | None:
-    """The weights to divide so that features `start` to `start + width` of `value` come out divided.
+    """The weights to divide so that features `start` to `start + width` of `value` are divided.
 
-    None where that is impossible, or where something else sees those features.
+    None where that is impossible, or where another node reads those features.
     """
     node = value.producer() if value is not None else None
     if value is None or node is None or value.is_graph_output() or _readers(value) != 1:
@@ -140,7 +140,7 @@ def _parts(value: ir.Value | None, width: int, start: int = 0) -> list[Part] | N
 
 
 def _weights(node: ir.Node, indices: list[int], start: int) -> list[Part] | None:
-    """Those inputs of `node`, whose last axis are its features, if they are weights that nothing else reads."""
+    """Those inputs of `node` (last axis: features), if they are weights that no other node reads."""
     values = [_input(node, index) for index in indices]
     own = all(v is not None and v.const_value is not None and len(v.uses()) == 1 for v in values)
     return [Part(node, index, -1, start) for index in indices] if own else None
@@ -155,8 +155,8 @@ def _with_bias(node: ir.Node, width: int, start: int) -> list[Part] | None:
 
 
 def _factor(node: ir.Node, width: int, start: int) -> list[Part] | None:
-    """Of a product by features, either side will do: the gain of a norm that is spelled out, the half of a gated
-    MLP that no activation stands in front of."""
+    """Either factor of a product can be divided: the gain of a norm that is written out in single operators, or
+    the half of a gated MLP that no activation follows."""
     index = _vector_input(node)
     if index is not None:
         return _weights(node, [index], start)
@@ -164,7 +164,7 @@ def _factor(node: ir.Node, width: int, start: int) -> list[Part] | None:
 
 
 def _vector_input(node: ir.Node) -> int | None:
-    """Which input is a weight for each feature of the output."""
+    """The index of the input that holds one weight per output feature."""
     for index, value in enumerate(node.inputs):
         if value is not None and value.const_value is not None:
             shape = value.const_value.shape
@@ -194,5 +194,5 @@ def _offset(split: ir.Node, part: ir.Value) -> int | None:
 
 
 def _readers(value: ir.Value) -> int:
-    """How many inputs see the features of `value`; `Shape` does not."""
+    """How many inputs read the features of `value`; `Shape` does not."""
     return sum(node.op_type != "Shape" for node, _ in value.uses())
