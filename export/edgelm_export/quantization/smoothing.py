@@ -41,7 +41,7 @@ SAME_FEATURES = ("Identity", "Reshape", "GatherND", "Relu")  # features in, the 
 class Smoothed(ir.passes.InPlacePass):
     """Smooth the inputs of products where it costs nothing at run time.
 
-    `sizes` are root mean squares (in,) of input features, by the name of the matrix; matrices in `keep` are not touched.
+    `sizes` are root mean squares (in,) of input features, by the name of the matrix; those in `keep` are not touched.
     """
 
     def __init__(self, sizes: Mapping[str, Floats], keep: Collection[str] = ()) -> None:
