@@ -9,7 +9,9 @@ import click
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source")
-@click.option("--out", required=True, type=click.Path(path_type=Path), help="Folder to write.")
+@click.option(
+    "-o", "--output", "--out", "out", required=True, type=click.Path(path_type=Path), help="Folder to write."
+)
 @click.option(
     "--tokenizer",
     metavar="PATH|NAME|none",

@@ -87,17 +87,19 @@ def setting_flags(function: Function) -> Function:
     ):
         kinds = typing.get_type_hints(of)
         for item in reversed([item for item in fields(of) if item.name in texts]):
-            shown = _help(item.name, texts[item.name], defaults)
+            shown = _help(item.name, kinds[item.name], texts[item.name], defaults)
             function = _flag(item, kinds[item.name], shown, groups.get(item.name, ARCHITECTURE))(function)
     return function
 
 
-def _help(name: str, text: str, defaults: Mapping[str, Any]) -> str:
+def _help(name: str, kind: Any, text: str, defaults: Mapping[str, Any]) -> str:
     value = defaults[name]
     if value in ("", []) or (name in BUDGETS and not value):
         return text
     if isinstance(value, bool):
         value = name.replace("_", "-") if value else f"no-{name.replace('_', '-')}"
+    elif typing.get_args(kind):
+        value = f"{value}".replace("_", "-")  # as the choices are shown
     return f"{text}  [default: {value:g}]" if isinstance(value, float) else f"{text}  [default: {value}]"
 
 

@@ -10,7 +10,13 @@ import click
 @click.command("web")
 @click.argument("model", required=False)
 @click.option(
-    "-o", "--out", type=click.Path(path_type=Path), required=True, help="Folder to write the page into."
+    "-o",
+    "--output",
+    "--out",
+    "out",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="Folder to write the page into.",
 )
 @click.option("--title", help="What the page is called. [the model's name]")
 def command(model: str | None, out: Path, title: str | None) -> None:
