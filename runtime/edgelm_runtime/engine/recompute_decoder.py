@@ -51,20 +51,9 @@ class RecomputeDecoder:
         """Nothing is kept between calls."""
 
 
-class ForeignDecoder:
+class ForeignDecoder(RecomputeDecoder):
     """Runs a plain ONNX language model from elsewhere: `input_ids` and, where the graph has them,
     `attention_mask`, `position_ids` and an empty past; `logits` (batch, sequence, vocab or more)."""
-
-    pass_cost: int | None = None
-
-    def __init__(self, session: Session, context_length: int, vocab_size: int) -> None:
-        self.context_length = context_length
-        self.vocab_size = vocab_size
-        self._session = session
-        self._inputs = session.inputs
-
-    def __call__(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
-        return in_passes(self._pass, rows, counts)
 
     def _pass(self, rows: Sequence[Ids], counts: Sequence[int]) -> list[Logits]:
         ids = padded(rows)
@@ -78,6 +67,3 @@ class ForeignDecoder:
         logits = self._session.run((LOGITS,), feeds)[0]
         ends = zip(logits, lengths, counts, strict=True)
         return [row[length - count : length, : self.vocab_size] for row, length, count in ends]
-
-    def clear(self) -> None:
-        """Nothing is kept between calls."""
