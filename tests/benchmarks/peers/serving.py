@@ -1,6 +1,6 @@
 """`edgelm serve` next to llama.cpp's own server, with the same weights in 4 bits.
 
-    python tests/benchmarks/peers/serving.py [--install] [--only edgelm|llama.cpp] [--rounds 3] [--json FILE]
+    python tests/benchmarks/peers/serving.py [--install] [--only edgelm|llama.cpp] [--prompts 64] [--no-long] [--rounds 3] [--json FILE]
 
 Measured: tokens per second of 1, 4, 8 and 16 callers together, each with 128 tokens after a prompt of 64 and of 512;
 the 95th percentile of the time to the first token of short prompts that come while one of 2000 tokens is read; and the
@@ -23,7 +23,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -190,16 +190,17 @@ def running(start: Server) -> Iterator[tuple[int, float]]:
         process.wait()
 
 
-def measure(start: Server, number: int) -> dict[str, float]:
-    """All figures of a server, once."""
+def measure(start: Server, number: int, prompts: Sequence[int], long: bool) -> dict[str, float]:
+    """The figures of a server, once."""
     figures = {}
     with running(start) as (port, seconds):
         figures["start to first answer, s"] = seconds
-        for length in PROMPTS:
+        for length in prompts:
             for callers in CALLERS:
                 title = f"{callers} at once, prompts of {length}, tokens/s"
                 figures[title] = throughput(port, callers, length, number * 10 + length)
-        figures["first token next to a long prompt, p95, s"] = first_tokens(port, 5000 + number * 100)
+        if long:
+            figures["first token next to a long prompt, p95, s"] = first_tokens(port, 5000 + number * 100)
     return figures
 
 
@@ -221,6 +222,8 @@ def main() -> None:
     )
     parser.add_argument("--install", action="store_true", help="make what is missing")
     parser.add_argument("--only", choices=SERVERS, help="one server alone")
+    parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS, help="lengths, to measure in parts")
+    parser.add_argument("--no-long", action="store_true", help="leave out the long prompt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -247,7 +250,13 @@ def main() -> None:
     rounds: list[dict[str, Any]] = []
     for number in range(given.rounds):
         say(f"round {number + 1}")
-        rounds.append({name: measure(start, number) for name, start in servers.items()})
+        rounds.append(
+            {
+                name: measure(start, number, given.prompts, not given.no_long)
+                for name, start in servers.items()
+            }
+        )
+        say(json.dumps(rounds[-1]))
     print(f"{time.strftime('%Y-%m-%d')}, {processor()}, {given.threads} threads\n\n{table(rounds)}")
     if given.json:
         given.json.write_text(json.dumps(rounds, indent=1))
