@@ -264,7 +264,7 @@ def main() -> None:
                 for name, start in servers.items()
             }
         )
-        say(json.dumps(rounds[-1]))
+        say(json.dumps(rounds[-1], indent=1))
     print(f"{time.strftime('%Y-%m-%d')}, {processor()}, {given.threads} threads\n\n{table(rounds)}")
     if given.json:
         given.json.write_text(json.dumps(rounds, indent=1))
