@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,29 +59,47 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 )
 @click.option("--log-prompts", is_flag=True, help="Log what is asked and answered.")
 @loading_options
-def command(model: str | None, **options: Any) -> None:
+def command(
+    model: str | None,
+    *,
+    host: str,
+    port: int,
+    parallel: int,
+    queue: int,
+    alias: tuple[str, ...],
+    api_key: str | None,
+    api_key_file: Path | None,
+    allowed_host: tuple[str, ...],
+    cors_origin: tuple[str, ...],
+    max_body: float,
+    max_time: float,
+    drain: float,
+    log_prompts: bool,
+    **loading: Any,
+) -> None:
     """Serve MODEL, a file ending in .onnx, to programs that speak OpenAI's interface; without one, the model that
     ships with edgelm.
 
     Open the address that is shown for a chat page. Programs use it with /v1 after it as their base URL.
     """
+    # To import what serves takes about as long as to load a small model, so both happen at once.
+    loader = ThreadPoolExecutor(1)
+    loaded = loader.submit(load_model, model, loading)
     from edgelm_server.run import bind, serve
     from edgelm_server.settings import Settings
 
-    host, port = options.pop("host"), options.pop("port")
-    parallel, queue, drain = options.pop("parallel"), options.pop("queue"), options.pop("drain")
     settings = Settings(
-        names=options.pop("alias") or (Path(model).stem if model else "python",),
-        api_key=_api_key(options.pop("api_key"), options.pop("api_key_file")),
-        allowed_hosts=(*options.pop("allowed_host"), host),
-        cors_origins=options.pop("cors_origin"),
-        max_body=int(options.pop("max_body") * 1e6),
-        max_time=options.pop("max_time"),
-        log_prompts=options.pop("log_prompts"),
+        names=alias or (Path(model).stem if model else "python",),
+        api_key=_api_key(api_key, api_key_file),
+        allowed_hosts=(*allowed_host, host),
+        cors_origins=cors_origin,
+        max_body=int(max_body * 1e6),
+        max_time=max_time,
+        log_prompts=log_prompts,
     )
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s")
     logging.getLogger("edgelm.server").setLevel(logging.INFO)
-    with bind(host, port) as listener, load_model(model, options) as lm, lm.engine(parallel, queue) as engine:
+    with bind(host, port) as listener, loaded.result() as lm, lm.engine(parallel, queue) as engine:
 
         def ready() -> None:
             shown = f"[{host}]" if ":" in host else host

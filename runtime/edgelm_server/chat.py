@@ -13,7 +13,7 @@ from starlette.responses import Response
 from edgelm_runtime.generation.results import Piece
 from edgelm_server.answers import FINISH_REASONS, Envelope, usage
 from edgelm_server.chat_request import Chat, read_chat
-from edgelm_server.logprobs import Scored, chat_logprobs, scored
+from edgelm_server.logprobs import Scored, ShownTokens, chat_logprobs
 from edgelm_server.replies import Event, EventStream, json_reply
 from edgelm_server.service import Service, service_of
 from edgelm_server.texts import Texts
@@ -40,15 +40,17 @@ class Message:
     """One answer in the making. Text that may be a call of a tool is held back until it is decided."""
 
     tools: Tools
+    made: ShownTokens
     text: str = ""
     calls: list[Call] = field(default_factory=list)
     tokens: list[Scored] = field(default_factory=list)
     finish_reason: str | None = None
     _shown: int = 0
 
-    def add(self, piece: Piece) -> str:
-        """Take in a piece; gives the text that is certain to be content by now."""
+    def add(self, piece: Piece) -> tuple[str, list[Scored]]:
+        """Take in a piece; gives the text that is certain to be content by now, and its tokens."""
         self.text += piece.text
+        self.made.add(piece)
         if piece.finish_reason is not None:
             self._finish(piece)
             end = len(self.text)
@@ -57,7 +59,9 @@ class Message:
         else:
             end = may_begin_call(self.text) if self.tools.active else len(self.text)
         shown, self._shown = self._shown, max(self._shown, end)
-        return self.text[shown : self._shown]
+        tokens = self.made.until(self._shown, piece.finish_reason is not None)
+        self.tokens += tokens
+        return self.text[shown : self._shown], tokens
 
     def _finish(self, piece: Piece) -> None:
         self.finish_reason = FINISH_REASONS[piece.finish_reason]
@@ -70,13 +74,12 @@ class Message:
 
 async def _whole(service: Service, asked: Chat, texts: Texts) -> Event:
     envelope = Envelope(service, "chatcmpl", "chat.completion")
-    messages = [Message(asked.tools) for _ in asked.jobs]
+    messages = _messages(service, asked)
     made = 0
     try:
         await texts.start()
         async for index, piece in texts.pieces():
             messages[index].add(piece)
-            messages[index].tokens += scored(piece)
             made += piece.token_id is not None
     finally:
         texts.cancel()
@@ -85,6 +88,10 @@ async def _whole(service: Service, asked: Chat, texts: Texts) -> Event:
         [_choice(service, asked, index, message) for index, message in enumerate(messages)],
         usage=usage(asked.jobs, len(asked.jobs), made),
     )
+
+
+def _messages(service: Service, asked: Chat) -> list[Message]:
+    return [Message(asked.tools, ShownTokens(service.lm.tokenizer, job)) for job in asked.jobs]
 
 
 def _choice(service: Service, asked: Chat, index: int, message: Message) -> dict[str, Any]:
@@ -103,7 +110,7 @@ def _choice(service: Service, asked: Chat, index: int, message: Message) -> dict
 async def _chunks(service: Service, asked: Chat, texts: Texts) -> AsyncGenerator[Event, None]:
     envelope = Envelope(service, "chatcmpl", "chat.completion.chunk")
     extra = {"usage": None} if asked.include_usage else {}
-    messages = [Message(asked.tools) for _ in asked.jobs]
+    messages = _messages(service, asked)
     made = 0
     try:
         for index in range(len(messages)):
@@ -124,7 +131,7 @@ def _piece_chunks(
     service: Service, asked: Chat, index: int, message: Message, piece: Piece
 ) -> Iterator[dict[str, Any]]:
     """What a piece adds: text, the calls that it completes, and the end by itself."""
-    text, tokens = message.add(piece), scored(piece)
+    text, tokens = message.add(piece)
     if text or tokens:
         logprobs = chat_logprobs(service.lm.tokenizer, tokens) if asked.logprobs else None
         yield _chunk(index, {"content": text}, logprobs)

@@ -10,12 +10,18 @@ from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.responses import Response
 
-from edgelm_runtime.arrays import Ids
+from edgelm_runtime.generation.results import Piece
 from edgelm_runtime.language_model import LanguageModel
 from edgelm_server.answers import FINISH_REASONS, Envelope, usage
 from edgelm_server.errors import ApiError
 from edgelm_server.fields import Fields
-from edgelm_server.logprobs import MOST_ALTERNATIVES, CompletionLogprobs, Scored, score_prompt, scored
+from edgelm_server.logprobs import (
+    MOST_ALTERNATIVES,
+    Scored,
+    ShownTokens,
+    completion_logprobs,
+    score_prompt,
+)
 from edgelm_server.options import new_tokens, take_count, take_options, take_usage_wish
 from edgelm_server.replies import Event, EventStream, json_reply
 from edgelm_server.service import Service, service_of
@@ -26,13 +32,21 @@ DEFAULT_TOKENS = 16  # as OpenAI's
 
 @dataclass
 class Choice:
-    """One text of the answer. `beginning` is what `echo` puts in front, with its tokens where they are scored."""
+    """One text of the answer. It begins with what `echo` puts in front, and with its tokens where they are scored."""
 
-    beginning: str
+    text: str
     tokens: list[Scored]
-    logprobs: CompletionLogprobs
-    text: str = ""
+    made: ShownTokens
     finish_reason: str | None = None
+
+    def add(self, piece: Piece) -> list[Scored]:
+        """Take in a piece; gives the tokens that are shown with its text."""
+        self.text += piece.text
+        self.finish_reason = FINISH_REASONS.get(piece.finish_reason)
+        self.made.add(piece)
+        tokens = self.made.until(len(self.text), piece.finish_reason is not None)
+        self.tokens += tokens
+        return tokens
 
 
 @dataclass
@@ -119,17 +133,14 @@ async def _whole(service: Service, envelope: Envelope, asked: Completion, texts:
         choices = await _choices(service, asked)
         made = 0
         async for index, piece in texts.pieces():
-            choice = choices[index]
-            choice.text += piece.text
-            choice.tokens += scored(piece, with_end=True)
+            choices[index].add(piece)
             made += piece.token_id is not None
-            choice.finish_reason = FINISH_REASONS.get(piece.finish_reason)
     finally:
         texts.cancel()
     service.note_text(*(choice.text for choice in choices))
     return envelope(
         [
-            _choice(index, choice.beginning + choice.text, choice, choice.tokens, asked)
+            _choice(service, asked, index, choice, choice.text, choice.tokens)
             for index, choice in enumerate(choices)
         ],
         usage=usage(asked.jobs, asked.samples, made),
@@ -145,14 +156,13 @@ async def _chunks(
         choices = await _choices(service, asked)
         for index, choice in enumerate(choices):
             if asked.echo:
-                yield envelope([_choice(index, choice.beginning, choice, choice.tokens, asked)], **extra)
+                yield envelope([_choice(service, asked, index, choice, choice.text, choice.tokens)], **extra)
         async for index, piece in texts.pieces():
-            choice, tokens = choices[index], scored(piece, with_end=True)
+            choice = choices[index]
+            tokens = choice.add(piece)
             made += piece.token_id is not None
-            choice.text += piece.text
-            choice.finish_reason = FINISH_REASONS.get(piece.finish_reason)
             if piece.text or tokens or choice.finish_reason:
-                yield envelope([_choice(index, piece.text, choice, tokens, asked)], **extra)
+                yield envelope([_choice(service, asked, index, choice, piece.text, tokens)], **extra)
         service.note_text(*(choice.text for choice in choices))
         if asked.include_usage:
             yield envelope([], usage=usage(asked.jobs, asked.samples, made))
@@ -165,21 +175,23 @@ async def _choices(service: Service, asked: Completion) -> list[Choice]:
     choices = []
     for number, beginning in enumerate(asked.beginnings):
         tokens: list[Scored] = []
+        text = beginning if asked.echo else ""
+        job = asked.jobs[number * asked.samples]
         if asked.echo and asked.alternatives is not None:
-            ids: Ids = asked.jobs[number * asked.samples].prompt
-            tokens = await service.aside(score_prompt, service.lm, ids, asked.alternatives)
+            tokens = await service.aside(score_prompt, service.lm, job.prompt, text, asked.alternatives)
         for _ in range(asked.samples):
-            logprobs = CompletionLogprobs(service.lm.tokenizer)
-            choices.append(Choice(beginning if asked.echo else "", list(tokens), logprobs))
+            made = ShownTokens(service.lm.tokenizer, job, len(text), with_end=True)
+            choices.append(Choice(text, list(tokens), made))
     return choices
 
 
 def _choice(
-    index: int, text: str, choice: Choice, tokens: Sequence[Scored], asked: Completion
+    service: Service, asked: Completion, index: int, choice: Choice, text: str, tokens: Sequence[Scored]
 ) -> dict[str, Any]:
+    scored = asked.alternatives is not None
     return {
         "index": index,
         "text": text,
-        "logprobs": choice.logprobs(tokens) if asked.alternatives is not None else None,
+        "logprobs": completion_logprobs(service.lm.tokenizer, tokens) if scored else None,
         "finish_reason": choice.finish_reason,
     }

@@ -120,6 +120,29 @@ def test_echo_scores_the_prompt(client: OpenAI, lm: LanguageModel, stream: bool)
     assert values[-1] == max(top[-1].values())  # the new token is the likeliest
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [("gamma", "alpha beta "), ("mma", "alpha beta ga"), ("gammon", "alpha beta gamma delta")],
+)
+def test_logprobs_are_those_of_the_text(client: OpenAI, stream: bool, stop: str, text: str) -> None:
+    """Tokens of a stop string never appear; those that were held back for one appear with their text."""
+    answer = client.completions.create(
+        model="python", prompt="a", max_tokens=40, stop=stop, logprobs=0, stream=stream,
+        extra_body={"regex": "alpha beta gamma delta"},
+    )  # fmt: skip
+    shown, tokens, offsets = "", [], []
+    for part in answer if stream else [answer]:
+        (choice,) = part.choices
+        shown += choice.text
+        tokens += choice.logprobs.tokens
+        offsets += choice.logprobs.text_offset
+        # A token may reach into the stop string, but none begins there.
+        assert not offsets or (offsets[-1] < len(shown) and "".join(tokens).startswith(shown))
+    assert shown == text and len(offsets) == len(tokens)
+    assert [text[start:end] for start, end in pairwise(offsets)] == tokens[:-1]
+
+
 def test_echo_without_a_new_token_and_without_scores(client: OpenAI, lm: LanguageModel) -> None:
     (choice,) = client.completions.create(
         model="python", prompt="import os", echo=True, max_tokens=0, logprobs=0

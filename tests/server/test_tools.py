@@ -52,6 +52,24 @@ def collected(answer: Any) -> tuple[str | None, list[tuple[str, str]], str]:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_logprobs_are_those_of_the_content(client: OpenAI, stream: bool) -> None:
+    for written, content in ((f"Well: <tool_call>{CALL}</tool_call>", "Well:"), ("Well: <tool shed",) * 2):
+        answer = client.chat.completions.create(
+            model="python", messages=MESSAGES, tools=TOOLS, max_tokens=99, logprobs=True, stream=stream,
+            extra_body={"choices": [written]},
+        )  # fmt: skip
+        tokens = [
+            token.token
+            for part in (answer if stream else [answer])
+            for choice in part.choices
+            if choice.logprobs
+            for token in choice.logprobs.content
+        ]
+        # The last token may reach into the call, but none begins there.
+        assert "".join(tokens).startswith(content) and content.startswith("".join(tokens[:-1]))
+
+
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
     ("choice", "names"),
     [

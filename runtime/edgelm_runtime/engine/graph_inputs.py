@@ -57,9 +57,10 @@ def last_positions(rows: Sequence[Ids], counts: Sequence[int]) -> Ids:
     return np.maximum(np.array([len(row) for row in rows])[:, None] + back, 0)
 
 
-MOST_TOKENS = 4096
-"""Tokens of a pass without a cache, filled-up ones included, where there are several rows: attention takes memory for
-the square of a row's length, and such a pass is no faster per token for being larger."""
+MOST_TOKENS = 512
+"""Tokens of a pass without a cache, filled-up ones included, where there are several rows: memory grows with the largest
+pass that there ever was (the bundled model with 4 rows of 512: 119 MB, and 151 MB in one pass), and such a pass is no
+faster per token for being larger."""
 
 
 def in_passes(

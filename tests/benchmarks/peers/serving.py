@@ -3,11 +3,11 @@
     python tests/benchmarks/peers/serving.py [--install] [--only edgelm|llama.cpp] [--rounds 3] [--json FILE]
 
 Measured: tokens per second of 1, 4, 8 and 16 callers together, each with 128 tokens after a prompt of 64 and of 512;
-the 95th percentile of the time to the first token of short prompts that come while one of 2000 tokens is read; and the
-time from starting the process to the end of its first answer. Both servers get token ids, answer greedily, and may not
-end early. They run one after the other in each round, so that what else the machine does falls on both. `--install`
-makes what is missing first: llama-server is compiled from the sources in llama-cpp-python's distribution, which takes
-a quarter of an hour.
+the 95th percentile of the time to the first token of short prompts that come every tenth of a second while one of 2000
+tokens is read; and the time from starting the process to the end of its first answer. Both servers get token ids,
+answer greedily, and may not end early. They run one after the other in each round, so that what else the machine does
+falls on both; `--prompts` and `--no-long` measure in parts. `--install` makes what is missing first: llama-server is
+compiled from the sources in llama-cpp-python's distribution, which takes a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ import statistics
 import subprocess
 import sys
 import tarfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,7 +33,7 @@ from run import processor
 
 HERE = Path(__file__).parent
 CALLERS, PROMPTS, TOKENS = (1, 4, 8, 16), (64, 512), 128
-LONG_PROMPT, SHORT_PROMPT, SHORT_REQUESTS = 2000, 32, 20
+LONG_PROMPT, SHORT_PROMPT, SHORT_REQUESTS, SHORT_EVERY = 2000, 32, 20, 0.1
 SLOTS = 16
 CONTEXT = 2560  # per slot: the long prompt and its answer
 PATIENCE = 900.0
@@ -102,7 +101,9 @@ def build_llama_server(work: Path) -> None:
     flags = [
         "-DCMAKE_BUILD_TYPE=Release",
         "-DLLAMA_CURL=OFF",
+        "-DLLAMA_OPENSSL=OFF",
         "-DLLAMA_BUILD_TESTS=OFF",
+        "-DLLAMA_USE_PREBUILT_UI=OFF",
         *LLAMA_FLAGS.split(),
     ]
     run_command(["cmake", "-S", str(source), "-B", str(folder / "build"), *flags])
@@ -158,13 +159,18 @@ def throughput(port: int, callers: int, length: int, number: int) -> float:
 
 
 def first_tokens(port: int, number: int) -> float:
-    """95th percentile, in seconds, of short prompts that come one after the other next to a long one."""
-    long = threading.Thread(target=answer, args=(port, ids(LONG_PROMPT, number), 64))
-    long.start()
-    times = sorted(
-        first_token(port, ids(SHORT_PROMPT, number + 1 + index)) for index in range(SHORT_REQUESTS)
-    )
-    long.join()
+    """95th percentile, in seconds, of short prompts that come at a steady pace from when a long one has come on.
+
+    They do not wait for each other: a server that lets the first of them wait lets those wait that come after it.
+    """
+    with ThreadPoolExecutor(SHORT_REQUESTS + 1) as pool:
+        long = pool.submit(answer, port, ids(LONG_PROMPT, number), 64)
+        waits = []
+        for index in range(SHORT_REQUESTS):
+            time.sleep(SHORT_EVERY)
+            waits.append(pool.submit(first_token, port, ids(SHORT_PROMPT, number + 1 + index)))
+        times = sorted(wait.result() for wait in waits)
+        long.result()
     return times[int(0.95 * (len(times) - 1) + 0.5)]
 
 
@@ -190,16 +196,17 @@ def running(start: Server) -> Iterator[tuple[int, float]]:
         process.wait()
 
 
-def measure(start: Server, number: int) -> dict[str, float]:
-    """All figures of a server, once."""
+def measure(start: Server, number: int, prompts: Sequence[int], long: bool) -> dict[str, float]:
+    """The figures of a server, once."""
     figures = {}
     with running(start) as (port, seconds):
         figures["start to first answer, s"] = seconds
-        for length in PROMPTS:
+        for length in prompts:
             for callers in CALLERS:
                 title = f"{callers} at once, prompts of {length}, tokens/s"
                 figures[title] = throughput(port, callers, length, number * 10 + length)
-        figures["first token next to a long prompt, p95, s"] = first_tokens(port, 5000 + number * 100)
+        if long:
+            figures["first token next to a long prompt, p95, s"] = first_tokens(port, 5000 + number * 100)
     return figures
 
 
@@ -221,6 +228,10 @@ def main() -> None:
     )
     parser.add_argument("--install", action="store_true", help="make what is missing")
     parser.add_argument("--only", choices=SERVERS, help="one server alone")
+    parser.add_argument(
+        "--prompts", type=int, nargs="*", default=PROMPTS, help="lengths, to measure in parts"
+    )
+    parser.add_argument("--no-long", action="store_true", help="leave out the long prompt")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
@@ -247,7 +258,13 @@ def main() -> None:
     rounds: list[dict[str, Any]] = []
     for number in range(given.rounds):
         say(f"round {number + 1}")
-        rounds.append({name: measure(start, number) for name, start in servers.items()})
+        rounds.append(
+            {
+                name: measure(start, number, given.prompts, not given.no_long)
+                for name, start in servers.items()
+            }
+        )
+        say(json.dumps(rounds[-1], indent=1))
     print(f"{time.strftime('%Y-%m-%d')}, {processor()}, {given.threads} threads\n\n{table(rounds)}")
     if given.json:
         given.json.write_text(json.dumps(rounds, indent=1))
