@@ -2,7 +2,8 @@
 
     python models/measure.py [FILE ...] [--samples 5]
 
-Twenty beginnings of functions, classes and blocks. Without a FILE, the bundled model.
+Twenty beginnings of functions, classes and blocks, up to a line's end but without it, since a newline belongs to a
+token with the indentation that follows. Without a FILE, the bundled model.
 
 - Loops: a greedy text of 200 tokens for each of the first ten prompts. One loops where it ends in the same passage
   three times in a row, of 40 characters in all or more. Digits count as equal, since counting up is a loop as well.
@@ -21,26 +22,26 @@ import warnings
 import edgelm_runtime
 
 PROMPTS = (
-    "def read_json(path):\n",
-    "def mean(values):\n",
-    "class Stack:\n    def __init__(self):\n",
-    "import os\nimport sys\n\ndef main():\n",
-    "def count_words(text):\n",
-    "class TestParser(unittest.TestCase):\n    def test_empty(self):\n",
-    "for name in sorted(names):\n",
-    "def send(self, data):\n",
-    "try:\n    import sqlite3\nexcept ImportError:\n",
-    "with open(filename, 'rb') as f:\n",
-    "def is_leap(year):\n",
-    "class Point:\n    def __init__(self, x, y):\n",
-    "if __name__ == '__main__':\n",
-    "def find_files(root, pattern):\n",
-    "async def fetch(reader, writer):\n",
-    "def parse_args(argv=None):\n",
-    "while True:\n    line = stream.readline()\n",
-    "def __eq__(self, other):\n",
-    "class Cache(dict):\n    def get(self, key, default=None):\n",
-    "def to_hex(data):\n",
+    "def read_json(path):",
+    "def mean(values):",
+    "class Stack:\n    def __init__(self):",
+    "import os\nimport sys\n\ndef main():",
+    "def count_words(text):",
+    "class TestParser(unittest.TestCase):\n    def test_empty(self):",
+    "for name in sorted(names):",
+    "def send(self, data):",
+    "try:\n    import sqlite3\nexcept ImportError:",
+    "with open(filename, 'rb') as f:",
+    "def is_leap(year):",
+    "class Point:\n    def __init__(self, x, y):",
+    "if __name__ == '__main__':",
+    "def find_files(root, pattern):",
+    "async def fetch(reader, writer):",
+    "def parse_args(argv=None):",
+    "while True:\n    line = stream.readline()",
+    "def __eq__(self, other):",
+    "class Cache(dict):\n    def get(self, key, default=None):",
+    "def to_hex(data):",
 )
 LOOP_PROMPTS, LOOP_TOKENS, LOOP_CHARACTERS, REPEATS = 10, 200, 40, 3
 SYNTAX_TOKENS, TEMPERATURE = 120, 0.7

@@ -424,6 +424,17 @@ def test_a_run_that_is_killed_in_an_epoch_goes_on_alike(
     assert set(load_checkpoint(killed).model.state_dict()) == set(tiny().state_dict())
 
 
+@pytest.mark.parametrize(("settings", "rank"), [({}, 16), ({"lora": 0}, 0), ({"lora": 3}, 3)], ids=str)
+def test_a_large_model_is_taught_by_adapters(
+    tmp_path: Path, settings: dict[str, Any], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgelm.training.run.plot", lambda folder: None)
+    monkeypatch.setattr("edgelm.training.run._LARGE_MODEL", 1000)
+    data = lines(tmp_path / "a.jsonl", *[{"prompt": f"{n}?", "completion": f"{n}!"} for n in range(9)])
+    train(teach(data, start(tmp_path / "start"), steps=1, **settings), tmp_path / "run")
+    assert resumed(tmp_path / "run", {}, {}).training.lora == rank
+
+
 def test_a_long_chat_keeps_its_end(tmp_path: Path) -> None:
     data, notes = lines(tmp_path / "a.jsonl", *[{"prompt": "long " * 60, "completion": "yes"}] * 3), Notes()
     train(teach(data, start(tmp_path / "start"), steps=1), tmp_path / "run", reporter=notes)

@@ -102,7 +102,11 @@ class TrainingConfig:
     chat_template: str = _teaching(
         "", about="Template for a model without one, or instead of its own: plain, chatml, or a Jinja file."
     )
-    lora: int = _teaching(0, about="Train low-rank adapters of this rank and merge them; 0: all weights.")
+    lora: int = _teaching(
+        -1,
+        about="Train low-rank adapters of this rank and merge them; 0: all weights; "
+        "-1: adapters of rank 16 for a given model of half a billion weights or more.",
+    )
     objective: ObjectiveName = _teaching(  # noqa: RUF009
         "likelihood", about="dpo learns from pairs of chosen and rejected answers."
     )
@@ -125,7 +129,7 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("steps", 0, MOST_STEPS), ("tokens", 0, MOST_STEPS), ("skip_bad", 0, MOST_STEPS),
-            ("batch_size", 1, LARGEST_BATCH), ("accumulation", 1, LARGEST_BATCH), ("lora", 0, 1 << 14),
+            ("batch_size", 1, LARGEST_BATCH), ("accumulation", 1, LARGEST_BATCH), ("lora", -1, 1 << 14),
             ("validations", 1, 1_000_000), ("val_tokens", 1, MOST_STEPS), ("seed", 0, LARGEST_SEED),
             ("vocab_size", 1, LARGEST_VOCABULARY),
         ):  # fmt: skip

@@ -85,7 +85,7 @@ class PlainGPT2(nn.Module):
 
 
 def edgelm_step(
-    sizes: tuple[int, ...], tokens: np.memmap, precision: str, out: Path
+    sizes: tuple[int, ...], tokens: np.memmap, precision: str, out: Path, **settings: Any
 ) -> tuple[Step, nn.Module]:
     vocab, context, width, layers, heads, batch = sizes
     model = Transformer(
@@ -94,10 +94,13 @@ def edgelm_step(
             activation="gelu",
         )
     )  # fmt: skip
-    config = TrainingConfig(batch_size=batch, steps=10**9, precision=precision)
+    config = TrainingConfig(batch_size=batch, steps=10**9, precision=precision, **settings)
     stream = TokenStream([tokens])
-    data = TokenData(stream, stream, documents=1, skipped=(), split="none")
-    trainer = Trainer(Checkpoint(model, None), data, config, out, World(torch.device("cpu")), Silent(), "")
+    material = Material(Windows(stream, context, seed=0), HeldOutWindows(stream, context), "", {})
+    trainer = Trainer(
+        Checkpoint(model, None), partial(Objective, attend=blocked_attention), material,
+        RunConfig(training=config, model={}), RunFolder(out), World(torch.device("cpu")), Silent(),
+    )  # fmt: skip
     trainer.objective.train()
     asked, origin = StopRequest(), time.perf_counter()
     return lambda: trainer.advance(origin, asked) and None, model
