@@ -2,12 +2,13 @@
 
     python tests/benchmarks/training.py [--rounds 30] [--threads 2] [--size small|nano]
 
-- `edgelm`: a Trainer's step as `edgelm train` makes it, batches, clipping and bookkeeping included.
+- `edgelm`: a Trainer's step as `edgelm train` makes it, batches, clipping and bookkeeping included; with AdamW, and
+  with Muon for the matrices of the blocks.
 - `nanoGPT's way`: a GPT-2 in plain PyTorch, written here, trained the way that nanoGPT's train.py does:
   random offsets into a memory map, fused AdamW, clipping, one micro-batch.
 - `transformers`: GPT2LMHeadModel with the same optimiser and batches.
 
-All three have the same sizes, the same number of weights, the same batch and the same precision. Printed are
+All have the same sizes, the same number of weights, the same batch and the same precision. Printed are
 medians of tokens per second and the ratio of edgelm to each.
 """
 
@@ -18,7 +19,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +30,17 @@ from torch.nn import functional as F
 
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
-from edgelm.data.shards import TokenData, TokenStream
+from edgelm.data.batches import HeldOutWindows, Windows
+from edgelm.data.shards import TokenStream
 from edgelm.model import Transformer
-from edgelm.training.config import TrainingConfig
+from edgelm.training.attention import blocked_attention
+from edgelm.training.config import RunConfig, TrainingConfig
 from edgelm.training.distributed import World
+from edgelm.training.loss import Objective
+from edgelm.training.material import Material
 from edgelm.training.precision import precision_context
 from edgelm.training.report import Silent
+from edgelm.training.run_folder import RunFolder
 from edgelm.training.signals import StopRequest
 from edgelm.training.trainer import Trainer
 
@@ -166,10 +174,13 @@ def compare(size: str, precision: str, rounds: int) -> None:
         ours, model = edgelm_step(sizes, tokens, precision, Path(folder))
         plain = PlainGPT2(vocab, context, width, layers, heads)
         other = transformers_model(sizes)
-        counts = {sum(weight.numel() for weight in each.parameters()) for each in (model, plain, other)}
+        muon, same = edgelm_step(sizes, tokens, precision, Path(folder), matrix_rate=1e-3)
+        models = (model, same, plain, other)
+        counts = {sum(weight.numel() for weight in each.parameters()) for each in models}
         assert len(counts) == 1, f"the models differ: {counts}"
         steps = {
             "edgelm": ours,
+            "with Muon": muon,
             "nanoGPT's way": plain_step(plain, sizes, tokens, precision),
             "transformers": plain_step(HuggingFaceLoss(other), sizes, tokens, precision),
         }
