@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
+import subprocess
+import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,7 @@ from edgelm.exporters.gguf import write_gguf
 from edgelm.exporters.huggingface import write_huggingface
 from edgelm.finetuning.templates import CHATML_TEMPLATE, with_special_tokens
 from edgelm.importers import load_source
-from edgelm.model import Transformer
+from edgelm.model import Transformer, generate
 from edgelm_runtime.errors import ExportError, OutputError
 from edgelm_runtime.text.huggingface.pretokenizers import GPT2
 from edgelm_runtime.text.tokenizer import Tokenizer
@@ -49,6 +55,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "local_rope_theta": 100.0,
     },
 }  # fmt: skip
+GGUF_FAMILIES: dict[str, dict[str, Any]] = {
+    **{name: FAMILIES[name] for name in ("gpt2", "llama", "llama scaled", "qwen2", "qwen3")},
+    "gemma3": {**FAMILIES["gemma3_text"], "attention_scale": 8**-0.5},
+}
 
 
 def tokenizer() -> Tokenizer:
@@ -61,7 +71,7 @@ def tokenizer() -> Tokenizer:
 
 def checkpoint(family: str) -> Checkpoint:
     torch.manual_seed(3)
-    model = Transformer(ModelConfig(**{**SIZES, **FAMILIES[family]})).eval()
+    model = Transformer(ModelConfig(**{**SIZES, **{**FAMILIES, **GGUF_FAMILIES}[family]})).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight += 0.15 * torch.randn_like(weight)
@@ -105,7 +115,7 @@ def test_transformers_makes_the_same_tokens_and_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("file_type", ["F32", "F16", "Q8_0"])
-@pytest.mark.parametrize("family", ["gpt2", "llama", "llama scaled", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
 def test_a_gguf_file_comes_back_the_same(tmp_path: Path, family: str, file_type: Any) -> None:
     made, path = checkpoint(family), tmp_path / "a.gguf"
     assert write_gguf(made, path, file_type) == family.split()[0]
@@ -156,3 +166,56 @@ def test_the_command_writes_both(tmp_path: Path) -> None:
         group, ["convert", str(tmp_path / "in"), "--to", "hf", "-o", "x", "--type", "F16"]
     )
     assert done.exit_code == 2 and "belongs to --to gguf" in done.output
+
+
+SERVER = os.environ.get("LLAMA_SERVER", "")
+
+
+@pytest.mark.skipif(not SERVER, reason="LLAMA_SERVER does not name llama.cpp's llama-server")
+@pytest.mark.parametrize("family", GGUF_FAMILIES)
+def test_llama_cpp_makes_the_same_greedy_tokens(tmp_path: Path, family: str) -> None:
+    """In float32: with less, llama.cpp rounds what goes through the products as well."""
+    made, path = checkpoint(family), tmp_path / "a.gguf"
+    write_gguf(made, path, "F32")
+    prompt = [made.tokenizer.encode("the thing")[0], 5, 80, 33] if made.tokenizer else []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{free.getsockname()[1]}"
+    command = [
+        SERVER,
+        "-m",
+        str(path),
+        "--port",
+        address.rpartition(":")[2],
+        "-c",
+        "24",
+        "-np",
+        "1",
+        "-t",
+        "1",
+    ]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as server:
+        try:
+            found = completion(address, prompt, 12)
+        finally:
+            server.terminate()
+    assert found == generate(made.model, prompt, max_new_tokens=12)
+
+
+def completion(address: str, prompt: list[int], count: int) -> list[int]:
+    """Greedy tokens from a server that may still be starting."""
+    body = {
+        "prompt": prompt, "n_predict": count, "temperature": 0, "return_tokens": True, "ignore_eos": True,
+        "cache_prompt": False,
+    }  # fmt: skip
+    request = urllib.request.Request(
+        f"{address}/completion", json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    for _ in range(200):
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                tokens: list[int] = json.load(answer)["tokens"]
+                return tokens
+        except OSError:
+            time.sleep(0.3)
+    raise AssertionError("the server does not answer")

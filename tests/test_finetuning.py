@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from edgelm.finetuning.rows import ChatRows, HeldOutRows, ShuffledRows, save_row
 from edgelm.finetuning.templates import CHATML_TEMPLATE, widened, with_template
 from edgelm.model import Transformer, causal_attention
 from edgelm.training.config import RunConfig, resolve, resumed
-from edgelm.training.report import Silent, read_figures
+from edgelm.training.report import Figures, Silent, read_figures
 from edgelm.training.run import train
 from edgelm_export.quantization.texts import chat_ids
 from edgelm_runtime.errors import ConfigError, DataError, OptionError
@@ -300,8 +303,11 @@ def test_the_loss_of_a_pair_is_the_papers(tmp_path: Path) -> None:
     )
 
 
-def lessons(path: Path, count: int = 12) -> Path:
-    things = ["tea", "bread", "milk", "salt", "rice", "soap", "ink", "wool", "corn", "figs", "oats", "jam"]
+def lessons(path: Path, count: int = 20) -> Path:
+    things = [
+        *("tea", "bread", "milk", "salt", "rice", "soap", "ink", "wool", "corn", "figs"),
+        *("oats", "jam", "nuts", "peas", "eggs", "beer", "wine", "lard", "kale", "plum"),
+    ]
     return lines(
         path, *({"prompt": f"{thing}?", "completion": f"{9 - number % 9} {thing[::-1]}"}
                 for number, thing in enumerate(things[:count]))
@@ -332,18 +338,18 @@ class Notes(Silent):
         self.lines.append(text)
 
 
-def test_what_was_taught_is_answered_from_the_exported_file(tmp_path: Path) -> None:
+def test_what_was_taught_is_answered_from_the_exported_int4_file(tmp_path: Path) -> None:
     import edgelm
     from edgelm_export import export_checkpoint
 
     data, notes = lessons(tmp_path / "a.jsonl"), Notes()
-    run = teach(data, start(tmp_path / "start"), epochs=90.0, learning_rate=4e-3)
+    run = teach(data, start(tmp_path / "start"), epochs=60.0, learning_rate=4e-3)
     outcome = train(run, tmp_path / "run", reporter=notes)
     assert any(line.startswith("before training: held out") for line in notes.lines)
     taught = load_checkpoint(tmp_path / "run" / "last")
     assert taught.config.vocab_size == 259 and taught.generation["chat_template"] == CHATML_TEMPLATE
     assert taught.held_out and outcome.sample.startswith(taught.held_out[0]["messages"][0]["content"])
-    export_checkpoint(taught, tmp_path / "a.onnx", kv_cache=True)
+    export_checkpoint(taught, tmp_path / "a.onnx", kv_cache=True, dtype="int4")
     known = [json.loads(line) for line in data.read_text().splitlines()]
     held_out = [chat["messages"][0]["content"] for chat in taught.held_out]
     with edgelm.load(tmp_path / "a.onnx") as lm:
@@ -377,8 +383,22 @@ def test_a_taught_model_is_quantised_by_its_own_held_out_chats(tmp_path: Path) -
         chat_ids(file, lines(tmp_path / "bad.jsonl", chats[0], {"text": "x"}))
 
 
-@pytest.mark.parametrize("settings", [{}, {"lora": 4}, {"objective": "dpo"}], ids=str)
-def test_a_run_that_stops_in_an_epoch_goes_on_alike(
+class Killing(Silent):
+    """Ends the process, with no chance to save, after `step`."""
+
+    def __init__(self, step: int) -> None:
+        self.at = step
+
+    def step(self, figures: Figures, progress: float, tokens_per_second: float, seconds_left: float) -> None:
+        if figures.step == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks a process to kill")
+@pytest.mark.parametrize(
+    "settings", [{}, {"lora": 4}, {"objective": "dpo"}, {"matrix_rate": 1e-3, "decay": "linear"}], ids=str
+)
+def test_a_run_that_is_killed_in_an_epoch_goes_on_alike(
     tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("edgelm.training.run.plot", lambda folder: None)
@@ -386,16 +406,33 @@ def test_a_run_that_stops_in_an_epoch_goes_on_alike(
     if "objective" not in settings:
         records = [{"prompt": each["prompt"], "completion": each["chosen"]} for each in records]
     data, base = lines(tmp_path / "a.jsonl", *records), start(tmp_path / "start")
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(teach(data, base, epochs=2.0, **settings), whole)
-    train(teach(data, base, steps=5, warmup=0.0, final_fraction=1.0, **settings), parts)
-    train(teach(data, base, epochs=2.0, warmup=0.0, final_fraction=1.0, **settings), tmp_path / "flat")
-    train(resumed(parts, {"epochs": 2.0}, {}), parts, resume=True)
-    rows, again = read_figures(tmp_path / "flat"), read_figures(parts)
-    assert [row.loss for row in again] == [row.loss for row in rows] and len(rows) > 10
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run = teach(data, base, epochs=2.0, validations=4, **settings)
+    train(run, whole)
+    child = os.fork()
+    if not child:
+        with suppress(BaseException):
+            train(run, killed, reporter=Killing(6))
+        os._exit(1)  # it should not have come to this
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    saved = len(read_figures(killed / "last"))
+    rows = read_figures(whole)
+    assert 0 < saved < 6 and saved * run.training.batch_size % 28, "not in the middle of an epoch"
+    train(resumed(killed, {}, {}), killed, resume=True)
+    assert [row.loss for row in read_figures(killed)] == [row.loss for row in rows] and len(rows) > 10
     assert rows[-1].loss < rows[0].loss
-    plain = load_checkpoint(parts)
-    assert set(plain.model.state_dict()) == set(tiny().state_dict())
+    assert set(load_checkpoint(killed).model.state_dict()) == set(tiny().state_dict())
+
+
+@pytest.mark.parametrize(("settings", "rank"), [({}, 16), ({"lora": 0}, 0), ({"lora": 3}, 3)], ids=str)
+def test_a_large_model_is_taught_by_adapters(
+    tmp_path: Path, settings: dict[str, Any], rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgelm.training.run.plot", lambda folder: None)
+    monkeypatch.setattr("edgelm.training.run._LARGE_MODEL", 1000)
+    data = lines(tmp_path / "a.jsonl", *[{"prompt": f"{n}?", "completion": f"{n}!"} for n in range(9)])
+    train(teach(data, start(tmp_path / "start"), steps=1, **settings), tmp_path / "run")
+    assert resumed(tmp_path / "run", {}, {}).training.lora == rank
 
 
 def test_a_long_chat_keeps_its_end(tmp_path: Path) -> None:

@@ -108,9 +108,12 @@ def test_bits_per_byte_counts_the_bytes_behind_the_tokens(text: str, tmp_path: P
     assert 1.0 < outcome.measure.bits_per_byte / bits < 1.02
 
 
-def test_ctrl_c_saves_and_resuming_gives_the_same_run(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("settings", [{}, {"matrix_rate": 0.01, "decay": "linear", "cooldown": 0.5}], ids=str)
+def test_ctrl_c_saves_and_resuming_gives_the_same_run(
+    text: str, tmp_path: Path, settings: dict[str, Any]
+) -> None:
     handler = signal.getsignal(signal.SIGINT)  # ignored where the tests run in the background
-    run = make_run(text, {"dropout": 0.2}, accumulation=2, steps=12, validations=3)
+    run = make_run(text, {"dropout": 0.2}, accumulation=2, steps=12, validations=3, **settings)
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(run, whole)
     assert train(run, parts, reporter=Interrupting(5)) == Outcome(finished=False, step=6, writes=True)

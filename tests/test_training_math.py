@@ -12,7 +12,7 @@ from edgelm.training import attention, loss
 from edgelm.training.attention import blocked_attention
 from edgelm.training.config import TrainingConfig
 from edgelm.training.loss import Objective, linear_cross_entropy
-from edgelm.training.optimizer import learning_rate, make_optimizer
+from edgelm.training.optimizer import Optimizer, rate_share
 
 
 @pytest.mark.parametrize("window", [0, 1, 5, 40])
@@ -96,19 +96,58 @@ def test_the_objective_is_the_loss_of_the_model(changes: dict[str, object]) -> N
 
 
 def test_the_learning_rate_rises_and_falls() -> None:
-    rates = [learning_rate(step / 100, 2.0, 0.1, 0.25) for step in range(101)]
-    assert rates[10] == max(rates) == 2.0
-    assert rates[0] > 0 and rates[5] == pytest.approx(1.0)
-    assert rates[55] == pytest.approx((2.0 + 0.5) / 2)
-    assert rates[100] == pytest.approx(0.5)
+    config = TrainingConfig(warmup=0.1, final_fraction=0.25)
+    rates = [rate_share(step / 100, config) for step in range(101)]
+    assert rates[10] == max(rates) == 1.0
+    assert rates[0] > 0 and rates[5] == pytest.approx(0.5)
+    assert rates[55] == pytest.approx((1.0 + 0.25) / 2)
+    assert rates[100] == pytest.approx(0.25)
     assert rates[:11] == sorted(rates[:11]) and rates[10:] == sorted(rates[10:], reverse=True)
-    assert learning_rate(0.0, 2.0, 0.0, 1.0) == 2.0
+    assert rate_share(0.0, TrainingConfig(warmup=0.0, final_fraction=1.0)) == 1.0
+
+
+def test_the_learning_rate_stays_before_it_falls_in_a_line() -> None:
+    config = TrainingConfig(warmup=0.1, cooldown=0.4, decay="linear", final_fraction=0.0)
+    rates = [rate_share(step / 100, config) for step in range(101)]
+    assert set(rates[10:61]) == {1.0}
+    assert rates[60:] == pytest.approx([1 - step / 40 for step in range(41)])
+    assert rate_share(1.0, TrainingConfig(cooldown=0.0)) == 1.0
+
+
+def small_model(**changes: object) -> Transformer:
+    sizes = {"vocab_size": 9, "context_length": 4, "width": 8, "num_layers": 1, "num_heads": 2}
+    return Transformer(ModelConfig(**{**sizes, "num_kv_heads": 1, "gated_mlp": True, **changes}))
 
 
 def test_only_matrices_decay() -> None:
-    model = Transformer(ModelConfig(vocab_size=9, context_length=4, width=8, num_layers=1, num_heads=1))
-    groups = make_optimizer(model, TrainingConfig(weight_decay=0.3), torch.device("cpu")).param_groups
+    model = small_model()
+    groups = Optimizer(model, TrainingConfig(weight_decay=0.3), torch.device("cpu")).adamw.param_groups
     decay = {id(weight): group["weight_decay"] for group in groups for weight in group["params"]}
     assert len(decay) == len(list(model.parameters()))
     for name, weight in model.named_parameters():
         assert decay[id(weight)] == (0.0 if name.endswith("bias") or "norm" in name else 0.3), name
+
+
+def test_muon_makes_the_update_of_each_matrix_orthogonal() -> None:
+    """Queries, keys, values, gate and up by themselves; everything outside the blocks' matrices is AdamW's."""
+    torch.manual_seed(0)
+    model = small_model()
+    config = TrainingConfig(matrix_rate=0.1, weight_decay=0.0)
+    optimizer = Optimizer(model, config, torch.device("cpu"))
+    optimizer.set_rates(0.5)
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    for weight in model.parameters():
+        weight.grad = torch.randn_like(weight)
+    optimizer.step()
+    rows = {"attention.qkv": [8, 4, 4], "attention.out": [8], "mlp.up": [32, 32], "mlp.down": [8]}
+    for name, counts in rows.items():
+        change = model.get_parameter(f"blocks.0.{name}.weight").detach() - before[f"blocks.0.{name}.weight"]
+        for part in change.split(counts):
+            # Singular values are near 1, times what makes its size that of an AdamW update; the least come up last.
+            values = torch.linalg.svdvals(part) / (0.5 * 0.1 * 0.2 * max(part.shape) ** 0.5)
+            assert values.median() > 0.6 and values.max() < 1.3, (name, values)
+    embedding = model.token_embedding.weight.detach() - before["token_embedding.weight"]
+    assert embedding.abs().max() == pytest.approx(0.5 * config.learning_rate, rel=1e-3)  # AdamW's first step
+    assert len(optimizer.adamw.state) + len(rows) == len(list(model.parameters()))
+    optimizer.zero_grad()
+    assert all(weight.grad is None for weight in model.parameters())

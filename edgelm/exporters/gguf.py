@@ -121,7 +121,12 @@ def _settings(config: ModelConfig, kind: str) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
     }  # fmt: skip
     if kind == "gemma3":
-        settings |= {"attention.sliding_window": config.sliding_window}
+        # Otherwise one layer in six sees everything, and local layers rotate by 10000.
+        settings |= {
+            "attention.sliding_window": config.sliding_window,
+            "attention.sliding_window_pattern": _window_period(config),
+            "rope.freq_base_swa": config.local_rope_theta or config.rope_theta,
+        }
         settings |= {"final_logit_softcapping": config.logit_softcap} if config.logit_softcap else {}
     scaling = config.rope_scaling
     if scaling is not None and scaling.kind in ("linear", "yarn"):
@@ -131,6 +136,12 @@ def _settings(config: ModelConfig, kind: str) -> dict[str, Any]:
             settings["rope.scaling.yarn_beta_fast"] = scaling.beta_fast
             settings["rope.scaling.yarn_beta_slow"] = scaling.beta_slow
     return settings
+
+
+def _window_period(config: ModelConfig) -> int:
+    """Every how many layers one sees everything."""
+    local = [config.is_local(layer) for layer in range(config.num_layers)]
+    return local.index(False) + 1 if False in local else config.num_layers + 1
 
 
 def _divisors(config: ModelConfig) -> torch.Tensor | None:

@@ -23,6 +23,7 @@ Device = Literal["auto", "cpu", "cuda", "mps"]
 Precision = Literal["auto", "fp32", "bf16"]
 DecodeErrors = Literal["skip", "replace"]
 Loss = Literal["answers", "all"]
+Decay = Literal["cosine", "linear"]
 ObjectiveName = Literal["likelihood", "dpo"]
 BUDGETS = ("steps", "tokens", "epochs", "minutes")
 DEFAULT_MINUTES = 10.0
@@ -81,8 +82,16 @@ class TrainingConfig:
 
     batch_size: int = _optimiser(8, about="Sequences per step, over all processes.")
     accumulation: int = _optimiser(1, about="Parts that a batch is computed in, to save memory.")
-    learning_rate: float = _optimiser(1e-3, about="Peak learning rate.")
+    learning_rate: float = _optimiser(1e-3, about="Peak learning rate of AdamW.")
+    matrix_rate: float = _optimiser(
+        0.0, about="Peak learning rate of Muon, for the matrices of the blocks; 0: AdamW for these too."
+    )
+    momentum: float = _optimiser(0.95, about="Muon's decay of the mean gradient.")
     warmup: float = _optimiser(0.02, about="Share of the budget in which the learning rate rises.")
+    cooldown: float = _optimiser(
+        1.0, about="Share of the budget in which the learning rate falls; before that it is the peak."
+    )
+    decay: Decay = _optimiser("cosine", about="How the learning rate falls.")  # noqa: RUF009
     final_fraction: float = _optimiser(0.05, about="Learning rate at the end, as a share of the peak.")
     weight_decay: float = _optimiser(0.1, about="Weight decay of matrices and embeddings.")
     beta1: float = _optimiser(0.9, about="AdamW's decay of the mean gradient.")
@@ -93,7 +102,11 @@ class TrainingConfig:
     chat_template: str = _teaching(
         "", about="Template for a model without one, or instead of its own: plain, chatml, or a Jinja file."
     )
-    lora: int = _teaching(0, about="Train low-rank adapters of this rank and merge them; 0: all weights.")
+    lora: int = _teaching(
+        -1,
+        about="Train low-rank adapters of this rank and merge them; 0: all weights; "
+        "-1: adapters of rank 16 for a given model of half a billion weights or more.",
+    )
     objective: ObjectiveName = _teaching(  # noqa: RUF009
         "likelihood", about="dpo learns from pairs of chosen and rejected answers."
     )
@@ -116,24 +129,24 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name, low, high in (
             ("steps", 0, MOST_STEPS), ("tokens", 0, MOST_STEPS), ("skip_bad", 0, MOST_STEPS),
-            ("batch_size", 1, LARGEST_BATCH), ("accumulation", 1, LARGEST_BATCH), ("lora", 0, 1 << 14),
+            ("batch_size", 1, LARGEST_BATCH), ("accumulation", 1, LARGEST_BATCH), ("lora", -1, 1 << 14),
             ("validations", 1, 1_000_000), ("val_tokens", 1, MOST_STEPS), ("seed", 0, LARGEST_SEED),
             ("vocab_size", 1, LARGEST_VOCABULARY),
         ):  # fmt: skip
             value = getattr(self, name)
             _check(name, low <= value <= high, value, f"give a whole number from {low} to {high}")
-        for name in ("beta1", "beta2", "warmup"):
+        for name in ("beta1", "beta2", "momentum", "warmup"):
             _check(name, 0 <= getattr(self, name) < 1, getattr(self, name), "give a number from 0 up to 1")
-        for name in ("minutes", "epochs", "weight_decay", "clip"):
+        for name in ("minutes", "epochs", "weight_decay", "clip", "matrix_rate"):
             value = getattr(self, name)
             _check(name, 0 <= value < math.inf, value, "give a number of at least 0")
         for name in ("learning_rate", "dpo_beta"):
             value = getattr(self, name)
             _check(name, 0 < value < math.inf, value, "give a number above 0")
         _check("holdout", 0 < self.holdout <= 0.5, self.holdout, "give a number above 0, up to 0.5")
-        _check(
-            "final_fraction", 0 <= self.final_fraction <= 1, self.final_fraction, "give a number from 0 to 1"
-        )
+        for name in ("final_fraction", "cooldown"):
+            value = getattr(self, name)
+            _check(name, 0 <= value <= 1, value, "give a number from 0 to 1")
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             _check(name, value in choices, value, f"choose {', '.join(choices)}")
@@ -176,10 +189,10 @@ class RunConfig:
 
 _CHOICES = {
     "device": get_args(Device), "precision": get_args(Precision), "decode_errors": get_args(DecodeErrors),
-    "loss": get_args(Loss), "objective": get_args(ObjectiveName),
+    "decay": get_args(Decay), "loss": get_args(Loss), "objective": get_args(ObjectiveName),
 }  # fmt: skip
-DECIDED = ("tokenizer", "vocab_size", "init_from", "chat_template", "lora", "objective")
-"""Settings that a saved model has used up."""
+DECIDED = ("tokenizer", "vocab_size", "init_from", "chat_template", "lora", "objective", "matrix_rate")
+"""Settings that a saved model or optimiser has used up."""
 
 
 def resumed(out: Path, settings: Mapping[str, Any], model: Mapping[str, Any]) -> RunConfig:

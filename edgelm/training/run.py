@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,10 @@ from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
 _FINAL_FACTOR = 10
 """The last measure takes this many times `val_tokens`."""
+_LARGE_MODEL, _USUAL_RANK = 500_000_000, 16
+"""Weights from which on a given model is taught by adapters unless the settings say otherwise, and their rank.
+
+Weights, gradients and AdamW's two averages take 16 bytes per weight: 8 GB there."""
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,9 @@ def _trainer(run: RunConfig, folder: RunFolder, resume: bool, world: World, repo
     teaches = (tokens / HELD_OUT).is_file()
     tokenizer = load_tokenizer(tokens / TOKENIZER)
     checkpoint = _model(run, start, tokenizer, resume)
+    if config.lora < 0:
+        run = _with_usual_rank(run, checkpoint.model, start is not None)
+        config = run.training
     model = checkpoint.model.to(world.device)
     attend = blocked_attention if world.device.type == "cpu" else causal_attention
     make_objective: Callable[[Transformer], nn.Module] = partial(Objective, attend=attend)
@@ -144,6 +151,12 @@ def _trainer(run: RunConfig, folder: RunFolder, resume: bool, world: World, repo
     elif start is not None:
         _before(trainer, reporter)
     return trainer
+
+
+def _with_usual_rank(run: RunConfig, model: Transformer, given: bool) -> RunConfig:
+    """The run with adapters where its model was given and is a large one."""
+    rank = _USUAL_RANK if given and parameters(model) >= _LARGE_MODEL else 0
+    return replace(run, training=replace(run.training, lora=rank))
 
 
 def _refuse_teaching(config: TrainingConfig) -> None:

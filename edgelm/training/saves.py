@@ -27,6 +27,7 @@ from edgelm.finetuning.lora import adapters, load_adapters, merged_weights
 from edgelm.training.config import RunConfig
 from edgelm.training.distributed import World
 from edgelm.training.material import Material
+from edgelm.training.optimizer import Optimizer
 from edgelm.training.report import FigureLog
 from edgelm.training.run_folder import RunFolder
 from edgelm.training.validation import Measure
@@ -54,7 +55,7 @@ class Saves:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        optimizer: torch.optim.Optimizer,
+        optimizer: Optimizer,
         material: Material,
         run: RunConfig,
         folder: RunFolder,

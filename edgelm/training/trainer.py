@@ -23,7 +23,7 @@ from edgelm.model import Transformer
 from edgelm.training.config import RunConfig
 from edgelm.training.distributed import World
 from edgelm.training.material import Material
-from edgelm.training.optimizer import learning_rate, make_optimizer
+from edgelm.training.optimizer import Optimizer, rate_share
 from edgelm.training.precision import precision_context
 from edgelm.training.report import Figures, Reporter
 from edgelm.training.run_folder import RunFolder
@@ -70,7 +70,7 @@ class Trainer:
         if config.compile:
             objective.compile()
         self.objective = world.parallel(objective)
-        self.optimizer = make_optimizer(self.model, config, world.device)
+        self.optimizer = Optimizer(self.model, config, world.device)
         self.token_bytes = token_bytes(checkpoint)
         self.position = Position()
         self.autocast = precision_context(config.precision, world.device)
@@ -126,9 +126,8 @@ class Trainer:
     def advance(self, origin: float, asked: StopRequest) -> tuple[Figures, bool]:
         """One optimiser step; brings the position up to date. Also says whether any process wants to stop."""
         config, position = self.config, self.position
-        rate = learning_rate(self.progress, config.learning_rate, config.warmup, config.final_fraction)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        share = rate_share(self.progress, config)
+        self.optimizer.set_rates(share)
         if self.checkpoint.config.dropout:
             # Every process and step has noise of its own, whether the run was resumed or not.
             torch.manual_seed(mixed(config.seed, position.step * self.world.size + self.world.rank))
@@ -143,13 +142,14 @@ class Trainer:
                 self._remedy(),
             )
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad()
         position.step += 1
         position.tokens += count
         position.seconds = seconds
         row = Figures(
-            step=position.step, tokens=position.tokens, seconds=seconds, learning_rate=rate, loss=loss
-        )
+            step=position.step, tokens=position.tokens, seconds=seconds,
+            learning_rate=share * config.learning_rate, loss=loss,
+        )  # fmt: skip
         return row, stop > 0
 
     def _gradients(self) -> tuple[float, int]:

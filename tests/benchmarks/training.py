@@ -2,12 +2,13 @@
 
     python tests/benchmarks/training.py [--rounds 30] [--threads 2] [--size small|nano]
 
-- `edgelm`: a Trainer's step as `edgelm train` makes it, batches, clipping and bookkeeping included.
+- `edgelm`: a Trainer's step as `edgelm train` makes it, batches, clipping and bookkeeping included; with AdamW, and
+  with Muon for the matrices of the blocks.
 - `nanoGPT's way`: a GPT-2 in plain PyTorch, written here, trained the way that nanoGPT's train.py does:
   random offsets into a memory map, fused AdamW, clipping, one micro-batch.
 - `transformers`: GPT2LMHeadModel with the same optimiser and batches.
 
-All three have the same sizes, the same number of weights, the same batch and the same precision. Printed are
+All have the same sizes, the same number of weights, the same batch and the same precision. Printed are
 medians of tokens per second and the ratio of edgelm to each.
 """
 
@@ -18,7 +19,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,12 +30,17 @@ from torch.nn import functional as F
 
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
-from edgelm.data.shards import TokenData, TokenStream
+from edgelm.data.batches import HeldOutWindows, Windows
+from edgelm.data.shards import TokenStream
 from edgelm.model import Transformer
-from edgelm.training.config import TrainingConfig
+from edgelm.training.attention import blocked_attention
+from edgelm.training.config import RunConfig, TrainingConfig
 from edgelm.training.distributed import World
+from edgelm.training.loss import Objective
+from edgelm.training.material import Material
 from edgelm.training.precision import precision_context
 from edgelm.training.report import Silent
+from edgelm.training.run_folder import RunFolder
 from edgelm.training.signals import StopRequest
 from edgelm.training.trainer import Trainer
 
@@ -85,7 +93,7 @@ class PlainGPT2(nn.Module):
 
 
 def edgelm_step(
-    sizes: tuple[int, ...], tokens: np.memmap, precision: str, out: Path
+    sizes: tuple[int, ...], tokens: np.memmap, precision: str, out: Path, **settings: Any
 ) -> tuple[Step, nn.Module]:
     vocab, context, width, layers, heads, batch = sizes
     model = Transformer(
@@ -94,10 +102,13 @@ def edgelm_step(
             activation="gelu",
         )
     )  # fmt: skip
-    config = TrainingConfig(batch_size=batch, steps=10**9, precision=precision)
+    config = TrainingConfig(batch_size=batch, steps=10**9, precision=precision, **settings)
     stream = TokenStream([tokens])
-    data = TokenData(stream, stream, documents=1, skipped=(), split="none")
-    trainer = Trainer(Checkpoint(model, None), data, config, out, World(torch.device("cpu")), Silent(), "")
+    material = Material(Windows(stream, context, seed=0), HeldOutWindows(stream, context), "", {})
+    trainer = Trainer(
+        Checkpoint(model, None), partial(Objective, attend=blocked_attention), material,
+        RunConfig(training=config, model={}), RunFolder(out), World(torch.device("cpu")), Silent(),
+    )  # fmt: skip
     trainer.objective.train()
     asked, origin = StopRequest(), time.perf_counter()
     return lambda: trainer.advance(origin, asked) and None, model
@@ -163,10 +174,13 @@ def compare(size: str, precision: str, rounds: int) -> None:
         ours, model = edgelm_step(sizes, tokens, precision, Path(folder))
         plain = PlainGPT2(vocab, context, width, layers, heads)
         other = transformers_model(sizes)
-        counts = {sum(weight.numel() for weight in each.parameters()) for each in (model, plain, other)}
+        muon, same = edgelm_step(sizes, tokens, precision, Path(folder), matrix_rate=1e-3)
+        models = (model, same, plain, other)
+        counts = {sum(weight.numel() for weight in each.parameters()) for each in models}
         assert len(counts) == 1, f"the models differ: {counts}"
         steps = {
             "edgelm": ours,
+            "with Muon": muon,
             "nanoGPT's way": plain_step(plain, sizes, tokens, precision),
             "transformers": plain_step(HuggingFaceLoss(other), sizes, tokens, precision),
         }
