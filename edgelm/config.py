@@ -82,7 +82,14 @@ class ModelConfig:
     head_dim: int = 0
     """Features per head. 0: `width / num_heads`."""
     mlp_width: int = 0
-    """Features inside the MLP. 0: `4 * width`."""
+    """Features inside the MLP, or inside each expert. 0: `4 * width`."""
+    num_experts: int = 0
+    """MLPs of which a router chooses some for each token. 0: one MLP for all tokens."""
+    experts_per_token: int = 0
+    normalize_experts: bool = True
+    """Whether the weights of a token's experts sum to 1; if not, they are their shares among all experts."""
+    shared_mlp_width: int = 0
+    """Features inside a further MLP that every token passes, next to the experts. 0: none."""
 
     norm: Norm = "layernorm"
     norm_eps: float = 1e-5
@@ -151,6 +158,7 @@ class ModelConfig:
                 f"rope_scaling has {len(divisors)} divisors for {self.rotary_dim // 2} feature pairs",
                 "give one divisor per pair",
             )
+        self._check_experts()
         if not self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}", "give a number from 0 up to, not including, 1")
 
@@ -158,7 +166,10 @@ class ModelConfig:
         """Each field by itself. The bounds are far above any model: they stop a damaged figure."""
         for name in ("vocab_size", "context_length", "width", "num_layers", "num_heads"):
             _whole(name, getattr(self, name), least=1)
-        for name in ("num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window"):
+        for name in (
+            "num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window", "num_experts",
+            "experts_per_token", "shared_mlp_width",
+        ):  # fmt: skip
             _whole(name, getattr(self, name), least=0)
         for name, most in (("context_length", LONGEST_CONTEXT), ("num_layers", 1 << 12), ("width", 1 << 17)):
             if getattr(self, name) > most:
@@ -176,6 +187,21 @@ class ModelConfig:
             value = getattr(self, name)
             if not isinstance(value, (tuple, list)) or not all(isinstance(each, bool) for each in value):
                 raise ConfigError(f"{name} is {value!r}", "give a list of true and false")
+
+    def _check_experts(self) -> None:
+        if not self.num_experts:
+            if self.experts_per_token or self.shared_mlp_width:
+                raise ConfigError("experts_per_token or shared_mlp_width without num_experts", "give num_experts")
+            return
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise ConfigError(
+                f"experts_per_token is {self.experts_per_token} of {self.num_experts} experts",
+                "give a number from 1 up to num_experts",
+            )
+        if not self.gated_mlp or self.activation != "silu" or self.mlp_bias:
+            raise ConfigError(
+                "experts are not gated MLPs with silu and without biases", "no other experts can be exported"
+            )
 
     def _fill_in(self) -> None:
         def put(name: str, value: object) -> None:

@@ -35,6 +35,7 @@ LLAMA = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_h
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 16, "rope_theta": 10000.0}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+EXPERTS = {**LLAMA, "num_experts": 6, "num_experts_per_tok": 3}
 GEMMA = {**LLAMA, "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 7, "query_pre_attn_scalar": 23}
 NEOX = {"vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 44, "num_hidden_layers": 3,
         "num_attention_heads": 3, "max_position_embeddings": 64}  # fmt: skip
@@ -192,6 +193,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("Helium", {**LLAMA, "head_dim": 12}),
     "ernie4_5": ("Ernie4_5", {**LLAMA, "head_dim": 14, "use_bias": True}),
     "seed_oss": ("SeedOss", {**LLAMA, "head_dim": 14, "attention_out_bias": True}),
+    "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 14, "moe_intermediate_size": 20, "norm_topk_prob": True}),
+    "olmoe": ("Olmoe", {**EXPERTS, "norm_topk_prob": False}),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            **LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4, "attention_multiplier": 0.11, "logits_scaling": 1.7,
+        },
+    ),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {
+            **LLAMA, "num_local_experts": 4, "num_experts_per_tok": 3, "shared_intermediate_size": 28,
+            "residual_multiplier": 0.3, "tie_word_embeddings": True,
+        },
+    ),
     "internlm3": ("InternLM3", {**LLAMA, "head_dim": 14, "attention_bias": True, "mlp_bias": True}),
 }
 

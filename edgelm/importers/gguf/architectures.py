@@ -50,11 +50,9 @@ def gguf_config(file: GgufModel) -> tuple[ModelConfig, Family]:
     family = fields.pop("names", family)
     for target, factor in fields.pop("factors", {}).items():
         family = family.scaled(target, factor)
-    config = ModelConfig(
-        vocab_size=rows, tied_head=family.tied(weights, said=True), num_layers=layers,
-        width=settings.whole("embedding_length"), mlp_width=settings.whole("feed_forward_length"), **fields,
-    )  # fmt: skip
-    return config, family
+    sizes = {"width": settings.whole("embedding_length"), "mlp_width": settings.whole("feed_forward_length")}
+    tied = family.tied(weights, said=True)
+    return ModelConfig(vocab_size=rows, tied_head=tied, num_layers=layers, **(sizes | fields)), family
 
 
 def _gpt2(settings: Settings, weights: Weights, layers: int) -> Fields:
@@ -67,7 +65,8 @@ def _gpt2(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 def _heads(settings: Settings, weights: Weights) -> Fields:
     """Heads and rotation, which all but GPT-2 have."""
-    settings.require(expert_count=0)
+    if "blk.0.ffn_gate_inp.weight" not in weights:
+        settings.require(expert_count=0)
     heads, width = settings.whole("attention.head_count"), settings.whole("embedding_length")
     head_dim = settings.whole("attention.key_length", max(1, width // heads))
     if settings.whole("attention.value_length", head_dim) != head_dim:
@@ -155,6 +154,36 @@ def _granite(settings: Settings, weights: Weights, layers: int) -> Fields:
             "blocks.{i}.attention.out": residual, "blocks.{i}.mlp.down": residual, "final_norm": 1 / divisor,
         },
     }  # fmt: skip
+
+
+def _experts(settings: Settings, weights: Weights, normalize: bool) -> Fields:
+    """Experts; whether their shares sum to 1 is in llama.cpp's code, by architecture."""
+    width = settings.whole("feed_forward_length")
+    fields = {
+        "num_experts": settings.whole("expert_count"),
+        "experts_per_token": settings.whole("expert_used_count"),
+        "mlp_width": settings.whole("expert_feed_forward_length", width),
+        "normalize_experts": normalize,
+    }
+    if "blk.0.ffn_up_shexp.weight" in weights:
+        fields["shared_mlp_width"] = settings.whole("expert_shared_feed_forward_length")
+    return fields
+
+
+def _qwen3_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
+    return _qwen3(settings, weights, layers) | _experts(settings, weights, normalize=True)
+
+
+def _olmoe(settings: Settings, weights: Weights, layers: int) -> Fields:
+    return _llama(settings, weights, layers) | {
+        **_experts(settings, weights, normalize=False), "query_key_norm": True, "query_key_norm_joint": True,
+    }  # fmt: skip
+
+
+def _granite_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
+    fields = _granite(settings, weights, layers) | _experts(settings, weights, normalize=True)
+    fields["factors"]["blocks.{i}.mlp.shared.down"] = fields["factors"]["blocks.{i}.mlp.down"]
+    return fields
 
 
 def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
@@ -269,6 +298,9 @@ ARCHITECTURES: Mapping[str, tuple[Family, Reader]] = {
     "phi3": (names.GGUF_PHI3, _phi3),
     "smollm3": (names.GGUF_NEIGHBOURS, _smollm3),
     "granite": (names.GGUF_NEIGHBOURS, _granite),
+    "qwen3moe": (names.GGUF_EXPERTS_HALVES, _qwen3_experts),
+    "olmoe": (names.GGUF_EXPERTS_HALVES, _olmoe),
+    "granitemoe": (names.GGUF_EXPERTS_NEIGHBOURS, _granite_experts),
     "minicpm": (names.GGUF_NEIGHBOURS, _minicpm),
     "ernie4_5": (names.GGUF_NEIGHBOURS, _llama),
     "olmo2": (names.GGUF_HALVES, _olmo2),

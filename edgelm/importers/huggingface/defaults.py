@@ -81,6 +81,24 @@ DEFAULTS: Mapping[str, Fields] = {
         "sliding_window": None, "no_rope_layers": None, "no_rope_layer_interval": 4, "tie_word_embeddings": True,
     },
     "granite": {**_LLAMA, **_FACTORS},
+    "granitemoe": {
+        **_LLAMA, **_FACTORS, "num_local_experts": 8, "num_experts_per_tok": 2, "mlp_bias": None,
+    },
+    "granitemoeshared": {
+        **_LLAMA, **_FACTORS, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 0,
+        "mlp_bias": None,
+    },
+    "olmoe": {
+        **_LLAMA, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8,
+        "norm_topk_prob": False, "clip_qkv": None, "mlp_bias": None,
+    },
+    "qwen3_moe": {
+        **_LLAMA, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_key_value_heads": 4,
+        "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "mlp_bias": None,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False,
+        "decoder_sparse_step": 1, "mlp_only_layers": None,
+    },
     # By its own code, https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/configuration_minicpm.py
     "minicpm": {
         **_LLAMA, "scale_emb": 1, "dim_model_base": 1, "scale_depth": 1, "tie_word_embeddings": True, "mlp_bias": None,

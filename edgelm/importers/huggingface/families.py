@@ -137,6 +137,51 @@ def _granite(settings: Settings, weights: Weights, layers: int) -> Fields:
     }  # fmt: skip
 
 
+def _granite_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
+    return _granite(settings, weights, layers) | _experts(settings)
+
+
+def _granite_shared(settings: Settings, weights: Weights, layers: int) -> Fields:
+    fields = _granite_experts(settings, weights, layers)
+    if settings.values.get("shared_intermediate_size") not in (None, 0):
+        fields["shared_mlp_width"] = settings.whole("shared_intermediate_size")
+    fields["factors"]["blocks.{i}.mlp.shared.down"] = fields["factors"]["blocks.{i}.mlp.down"]
+    return fields
+
+
+def _qwen3_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
+    settings.require(mlp_only_layers=[], decoder_sparse_step=1)  # layers without experts
+    window_of_all = (
+        window(settings, "sliding_window", [True]) if settings.flag("use_sliding_window") else {}
+    )
+    return _llama(settings, weights, layers) | {
+        **window_of_all,
+        **_experts(settings),
+        "query_key_norm": True,
+        "normalize_experts": settings.flag("norm_topk_prob"),
+        "mlp_width": settings.whole("moe_intermediate_size"),
+    }
+
+
+def _olmoe(settings: Settings, weights: Weights, layers: int) -> Fields:
+    settings.require(clip_qkv=None)
+    return _llama(settings, weights, layers) | {
+        **_experts(settings),
+        "normalize_experts": settings.flag("norm_topk_prob"),
+        "query_key_norm": True,
+        "query_key_norm_joint": True,
+    }
+
+
+def _experts(settings: Settings) -> Fields:
+    # Both names are in use for the same families.
+    count = "num_local_experts" if "num_local_experts" in settings.values else "num_experts"
+    return {
+        "num_experts": settings.whole(count),
+        "experts_per_token": settings.whole("num_experts_per_tok"),
+    }
+
+
 def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
     residual = settings.positive("scale_depth") / math.sqrt(layers)
     divisor = settings.whole("hidden_size") / settings.whole("dim_model_base")
@@ -225,6 +270,10 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "phi3": (names.PHI3, _windowed),
     "smollm3": (names.LLAMA, _smollm3),
     "granite": (names.LLAMA, _granite),
+    "qwen3_moe": (names.LLAMA_EXPERTS, _qwen3_experts),
+    "olmoe": (names.LLAMA_EXPERTS, _olmoe),
+    "granitemoe": (names.GRANITE_EXPERTS, _granite_experts),
+    "granitemoeshared": (names.GRANITE_EXPERTS, _granite_shared),
     "minicpm": (names.LLAMA, _minicpm),
     "olmo2": (names.NORMS_AFTER, _olmo2),
     "olmo3": (names.NORMS_AFTER, _olmo3),

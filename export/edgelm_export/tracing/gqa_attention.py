@@ -17,12 +17,12 @@ import torch
 from torch.nn import functional
 
 from edgelm.config import ModelConfig
-from edgelm.model import AttentionSpec
-from edgelm.model.transformer import rotate_by_table
+from edgelm.model import AttentionSpec, rotate_by_table
 from edgelm_export.tracing.attention import as_heads, as_rows
+from edgelm_export.tracing.experts import RoutedExperts
 
 
-class CachedOperators:
+class CachedOperators(RoutedExperts):
     """`attend` and `rotate_by` for one trace over new tokens (B, S) that follow a cached past.
 
     `past` are keys and values (B, KV, C, D) of each layer in turn; `present` collects what the graph returns

@@ -16,10 +16,11 @@ from edgelm.config import ModelConfig
 from edgelm.model import AttentionSpec, visible
 from edgelm_export.opsets import STATIC_CACHE_OPSET
 from edgelm_export.tracing.attention import one_node, rotary_node, spelled_out
+from edgelm_export.tracing.experts import RoutedExperts
 from edgelm_runtime.model_file.interface import CAPACITY
 
 
-class StandardCachedOperators:
+class StandardCachedOperators(RoutedExperts):
     """`attend` and `rotate_by` for one trace over new tokens (B, S) that follow a cached past.
 
     `past` are keys and values (B, KV, C, D) of each layer in turn; `present` collects what the graph returns

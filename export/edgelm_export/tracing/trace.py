@@ -83,7 +83,7 @@ class GraphModule(nn.Module):
         model = self.model
         positions = operators.positions(input_ids)
         embeddings = model.embed(input_ids, positions if model.config.position == "learned" else None)
-        hidden = model.from_embeddings(embeddings, positions, operators.attend, operators.rotate_by)
+        hidden = model.from_embeddings(embeddings, positions, operators)
         rows = take_rows(hidden, logits_at, input_ids)  # (B, n, width)
         # Two axes, so that the head becomes one Gemm that reads the tied matrix in place.
         logits = model.logits(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
@@ -151,6 +151,7 @@ def build_graph(
     else:
         for step in (PackQueryKeyValue(), FuseSumAndNorm(), RemoveUnusedNodesPass()):
             step(graph)
+    if kv_cache or config.num_experts:
         graph.opset_imports[MICROSOFT] = 1
     at.const_value = ir.tensor([[-1]], dtype=ir.DataType.INT64, name=LOGITS_AT)
     graph.graph.register_initializer(at)
