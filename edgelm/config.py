@@ -21,6 +21,7 @@ Init = Literal["gpt2", "pytorch"]
 
 # Rotary tables and learned positions are made for the whole context, so a damaged figure must not pass.
 LONGEST_CONTEXT = 1 << 20
+_PATTERNS = ("local_layers", "rotary_layers", "convolution_layers")
 RopeScalingKind = Literal["linear", "llama3", "yarn", "divisors"]
 
 
@@ -111,6 +112,12 @@ class ModelConfig:
     rotary_layers: tuple[bool, ...] = ()
     """Which layers rotate, repeated over the depth (SmolLM3 leaves out every fourth). Empty: all of them."""
 
+    convolution_layers: tuple[bool, ...] = ()
+    """Which layers have a short convolution in the place of attention, repeated over the depth (LFM2). Empty: none."""
+    convolution_length: int = 0
+    """Positions that a convolution sees, its own included."""
+    convolution_bias: bool = False
+
     sliding_window: int = 0
     """Tokens that a local layer sees, itself included. 0: every layer sees everything."""
     local_layers: tuple[bool, ...] = ()
@@ -159,6 +166,11 @@ class ModelConfig:
                 "give one divisor per pair",
             )
         self._check_experts()
+        if any(self.convolution_layers) != bool(self.convolution_length):
+            raise ConfigError(
+                f"convolution_length is {self.convolution_length} and convolution_layers {self.convolution_layers}",
+                "give both or none",
+            )
         if not self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}", "give a number from 0 up to, not including, 1")
 
@@ -168,7 +180,7 @@ class ModelConfig:
             _whole(name, getattr(self, name), least=1)
         for name in (
             "num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window", "num_experts",
-            "experts_per_token", "shared_mlp_width",
+            "experts_per_token", "shared_mlp_width", "convolution_length",
         ):  # fmt: skip
             _whole(name, getattr(self, name), least=0)
         for name, most in (("context_length", LONGEST_CONTEXT), ("num_layers", 1 << 12), ("width", 1 << 17)):
@@ -183,7 +195,7 @@ class ModelConfig:
                 raise ConfigError(f"{item.name} is {getattr(self, item.name)!r}", "give true or false")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
             raise ConfigError(f"rope_scaling is {self.rope_scaling!r}", "give a table with kind and factor")
-        for name in ("local_layers", "rotary_layers"):
+        for name in _PATTERNS:
             value = getattr(self, name)
             if not isinstance(value, (tuple, list)) or not all(isinstance(each, bool) for each in value):
                 raise ConfigError(f"{name} is {value!r}", "give a list of true and false")
@@ -223,10 +235,15 @@ class ModelConfig:
             put("local_layers", (True,))
         put("local_layers", tuple(bool(local) for local in self.local_layers))
         put("rotary_layers", tuple(bool(turns) for turns in self.rotary_layers))
+        put("convolution_layers", tuple(bool(convolves) for convolves in self.convolution_layers))
 
     def is_local(self, layer: int) -> bool:
         """Whether `layer` sees only the last `sliding_window` tokens."""
         return bool(self.sliding_window and self.local_layers[layer % len(self.local_layers)])
+
+    def convolves(self, layer: int) -> bool:
+        """Whether `layer` has a convolution in the place of attention."""
+        return bool(self.convolution_layers) and self.convolution_layers[layer % len(self.convolution_layers)]
 
     def rotates(self, layer: int) -> bool:
         """Whether queries and keys of `layer` are rotated by their positions."""
@@ -250,7 +267,7 @@ class ModelConfig:
         try:
             if isinstance(given.get("rope_scaling"), Mapping):
                 given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
-            for name in ("local_layers", "rotary_layers"):
+            for name in _PATTERNS:
                 if name in given:
                     given[name] = tuple(given[name])
             return cls(**given)

@@ -65,6 +65,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "attention_multiplier": 0.11, "logits_scaling": 0.7}),
     "minicpm": ("minicpm", "Granite", {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.22,
         "attention_multiplier": 0.25, "logits_scaling": 1.7}),
+    "qwen3moe": ("qwen3moe", "Qwen3Moe", {**SIZES, "head_dim": 24, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    "olmoe": ("olmoe", "Olmoe", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe": ("granitemoe", "GraniteMoe", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 3,
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.11}),
+    "granitemoe shared": ("granitemoe", "GraniteMoeShared", {**SIZES, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "shared_intermediate_size": 32, "logits_scaling": 1.3, "residual_multiplier": 0.5}),
     "ernie4_5": ("ernie4_5", "Ernie4_5", {**SIZES, "head_dim": 24}),
     "olmo2": ("olmo2", "Olmo2", SIZES),
     "exaone4": ("exaone4", "Exaone4",
@@ -125,10 +132,16 @@ def metadata(model: Any, architecture: str) -> dict[str, Any]:
             "attn_logit_softcapping": c.attn_logit_softcapping,
             "final_logit_softcapping": c.final_logit_softcapping,
         }
-    if architecture in ("granite", "minicpm"):
+    if "moe" in architecture:
+        keys |= {"expert_count": c.num_local_experts, "expert_used_count": c.num_experts_per_tok}
+    if architecture == "qwen3moe":
+        keys["expert_feed_forward_length"] = c.moe_intermediate_size
+    if getattr(c, "shared_intermediate_size", 0):
+        keys["expert_shared_feed_forward_length"] = c.shared_intermediate_size
+    if architecture in ("granite", "granitemoe", "minicpm"):
         keys |= {"embedding_scale": c.embedding_multiplier, "residual_scale": c.residual_multiplier,
                  "logit_scale": c.logits_scaling}  # fmt: skip
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         keys["attention.scale"] = c.attention_multiplier
     if architecture == "stablelm":
         keys["use_parallel_residual"] = c.use_parallel_residual
@@ -146,7 +159,7 @@ def rearranged(
 ) -> NDArray[Any]:
     """What llama.cpp's converters do to a tensor of transformers, or the way back."""
     c = model.config
-    permutes = architecture in ("llama", "smollm3", "granite", "minicpm")
+    permutes = architecture in ("llama", "smollm3", "granite", "granitemoe", "minicpm")
     if permutes and ".q_proj." in name:
         return permuted(values, c.num_attention_heads, back)
     if permutes and ".k_proj." in name:
@@ -171,12 +184,15 @@ def write(path: Path, model: Any, architecture: str, kind: Any = KINDS.F32, **mo
         for name, parameter in model.state_dict().items():
             if tied and name == "lm_head.weight":
                 continue
-            values = rearranged(name, parameter.numpy(), model, architecture)
-            stored = kind if values.ndim == 2 else KINDS.F32
-            data = encoded(np.ascontiguousarray(values, dtype=np.float32), stored)
-            writer.add_tensor(names.get_name(name, (".weight", ".bias")), data, raw_dtype=stored)
-            real = gguf.dequantize(data, stored).reshape(values.shape)
-            parameter.copy_(torch.from_numpy(rearranged(name, real, model, architecture, back=True).copy()))
+            real = []
+            for name, part in parts(name, parameter.numpy()):
+                values = rearranged(name, part, model, architecture)
+                stored = kind if values.ndim > 1 else KINDS.F32
+                data = encoded(np.ascontiguousarray(values, dtype=np.float32), stored)
+                writer.add_tensor(names.get_name(name, (".weight", ".bias")) or name, data, raw_dtype=stored)
+                decoded = gguf.dequantize(data, stored).reshape(values.shape)
+                real.append(rearranged(name, decoded, model, architecture, back=True))
+            parameter.copy_(torch.from_numpy(np.concatenate(real, axis=parameter.dim() == 3)))
     if architecture == "llama" and model.config.rope_parameters["rope_type"] == "llama3":
         dim = model.model.rotary_emb.inv_freq.numel()
         plain = 1 / 10000.0 ** (torch.arange(dim) / dim)
@@ -189,6 +205,24 @@ def write(path: Path, model: Any, architecture: str, kind: Any = KINDS.F32, **mo
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def parts(name: str, values: NDArray[Any]) -> list[tuple[str, NDArray[Any]]]:
+    """What llama.cpp's converters split, under their names: gate and linear half of experts."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if "shared_mlp.input_linear" in name:
+        return list(zip((f"blk.{layer}.ffn_gate_shexp.weight", f"blk.{layer}.ffn_up_shexp.weight"),
+                        np.split(values, 2), strict=True))  # fmt: skip
+    if "shared_mlp.output_linear" in name:
+        return [(f"blk.{layer}.ffn_down_shexp.weight", values)]
+    if name.endswith("experts.gate_up_proj"):
+        return list(zip((f"blk.{layer}.ffn_gate_exps.weight", f"blk.{layer}.ffn_up_exps.weight"),
+                        np.split(values, 2, axis=1), strict=True))  # fmt: skip
+    if name.endswith("experts.down_proj"):
+        return [(f"blk.{layer}.ffn_down_exps.weight", values)]
+    if name.endswith(("mlp.gate.weight", "router.layer.weight", "router.weight")):
+        return [(f"blk.{layer}.ffn_gate_inp.weight", values)]
+    return [(name, values)]
 
 
 def add(writer: Any, name: str, value: Any) -> None:

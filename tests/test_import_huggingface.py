@@ -209,6 +209,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "residual_multiplier": 0.3, "tie_word_embeddings": True,
         },
     ),
+    "lfm2": (
+        "Lfm2",
+        {
+            **LLAMA, "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_L_cache": 3, "block_multiple_of": 4,
+        },
+    ),
+    "lfm2 longer kernel, biases, untied": (
+        "Lfm2",
+        {
+            **LLAMA, "layer_types": ["full_attention", "conv", "full_attention"], "conv_L_cache": 5,
+            "conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False,
+        },
+    ),
     "internlm3": ("InternLM3", {**LLAMA, "head_dim": 14, "attention_bias": True, "mlp_bias": True}),
 }
 
@@ -259,11 +273,11 @@ def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
 
 # One of each kind of graph that no other test exports: what a family adds to Llama.
 EXPORTED = ["phi3 longrope", "smollm3 windows", "gemma2", "granite tied, biases", "olmo3", "exaone4 windows",
-            "stablelm parallel", "phi grouped, normed", "starcoder2", "ernie4_5"]  # fmt: skip
+            "stablelm parallel", "phi grouped, normed", "starcoder2", "ernie4_5", "qwen3_moe", "granitemoeshared"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_cache"), [*((name, True) for name in EXPORTED), ("olmo3", False), ("smollm3 windows", False)]
+    ("name", "kv_cache"), [*((name, True) for name in EXPORTED), ("olmo3", False), ("smollm3 windows", False), ("olmoe", False)]
 )
 def test_is_exported_as_transformers_has_it(name: str, kv_cache: bool, tmp_path: Path) -> None:
     """The exporter compares with PyTorch by itself; here logits and greedy text are the reference's."""

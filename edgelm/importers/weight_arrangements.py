@@ -56,6 +56,12 @@ def stacked(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tenso
     return tensors[0] if tensors[0].dim() == 3 else torch.stack(list(tensors))
 
 
+def positions_first(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """A kernel of each feature, (width, 1, length) or (width, length), as (length, width). Biases stay as they are."""
+    kernel = join(tensors, config)
+    return kernel if kernel.dim() == 1 else kernel.flatten(1).t()
+
+
 def _halved(rows: torch.Tensor, heads: int, config: ModelConfig) -> torch.Tensor:
     each = rows.view(heads, config.head_dim, *rows.shape[1:])  # fails for figures that do not fit
     rotary = config.rotary_dim

@@ -7,11 +7,14 @@ of a gated `up` are the gate, then the rest; rotary features are paired half a r
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edgelm.importers.weight_arrangements import (
     gates_and_ups,
     halves_apart,
     heads_apart,
     plus_one,
+    positions_first,
     stacked,
     transposed,
 )
@@ -23,6 +26,14 @@ def _both(target: str, *sources: str, arrange: Arrange = join) -> tuple[Rule, Ru
     return (
         Rule(f"{target}.weight", tuple(f"{name}.weight" for name in sources), arrange),
         Rule(f"{target}.bias", tuple(f"{name}.bias" for name in sources), arrange),
+    )
+
+
+def _convolution(prefix: str, kernel: str) -> tuple[Rule, ...]:
+    return (
+        *_both("blocks.{i}.convolution.input", f"{prefix}.in_proj"),
+        *_both("blocks.{i}.convolution.kernel", f"{prefix}.{kernel}", arrange=positions_first),
+        *_both("blocks.{i}.convolution.output", f"{prefix}.out_proj"),
     )
 
 
@@ -132,13 +143,14 @@ def _llama(
     key_norms: tuple[str, str] = ("q_norm", "k_norm"),
     final: str = "norm",
     experts: tuple[Rule, ...] = (),
+    before: str = "layers.{i}.input_layernorm",
 ) -> Family:
     """Llama's names, and what others call the same."""
     query, key = (_ATTENTION + name for name in key_norms)
     return Family(
         rules=(
             *_both("token_embedding", "embed_tokens"),
-            *_both("blocks.{i}.attention_norm", "layers.{i}.input_layernorm", arrange=norm),
+            *_both("blocks.{i}.attention_norm", before, arrange=norm),
             *_both("blocks.{i}.attention.qkv", *qkv, arrange=order),
             *_both("blocks.{i}.attention.query_norm", query, arrange=norm),
             *_both("blocks.{i}.attention.key_norm", key, arrange=norm),
@@ -201,6 +213,12 @@ GRANITE_EXPERTS = _llama(experts=(
     Rule("blocks.{i}.mlp.shared.up.weight", ("layers.{i}.shared_mlp.input_linear.weight",)),
     Rule("blocks.{i}.mlp.shared.down.weight", ("layers.{i}.shared_mlp.output_linear.weight",)),
 ))  # fmt: skip
+_LFM2 = _llama(
+    before="layers.{i}.operator_norm", norms=_both("blocks.{i}.mlp_norm", "layers.{i}.ffn_norm"),
+    out=_ATTENTION + "out_proj", up=("layers.{i}.feed_forward.w1", "layers.{i}.feed_forward.w3"),
+    down="layers.{i}.feed_forward.w2", key_norms=("q_layernorm", "k_layernorm"), final="embedding_norm",
+)  # fmt: skip
+LFM2 = replace(_LFM2, rules=(*_LFM2.rules, *_convolution("layers.{i}.conv", "conv")))
 STARCODER2 = _llama(up=("layers.{i}.mlp.c_fc",), down="layers.{i}.mlp.c_proj")
 
 
@@ -217,6 +235,7 @@ def _gguf(
     mlp_norm: str = "blk.{i}.ffn_norm",
     attention_post_norm: str = "blk.{i}.post_attention_norm",
     experts: tuple[Rule, ...] = (),
+    final: str = "output_norm",
 ) -> Family:
     return Family(
         rules=(
@@ -231,7 +250,7 @@ def _gguf(
             *_both("blocks.{i}.mlp_norm", mlp_norm),
             *(experts or (*_both("blocks.{i}.mlp.up", *up), *_both("blocks.{i}.mlp.down", "blk.{i}.ffn_down"))),
             *_both("blocks.{i}.mlp_post_norm", "blk.{i}.post_ffw_norm"),
-            *_both("final_norm", "output_norm"),
+            *_both("final_norm", final),
             *_both("head", "output"),
         ),
         layer="blk.",
@@ -265,3 +284,5 @@ _EXPERTS = (
 )
 GGUF_EXPERTS_HALVES = _gguf(experts=_EXPERTS)
 GGUF_EXPERTS_NEIGHBOURS = _gguf(order=halves_apart, experts=_EXPERTS)
+_GGUF_LFM2 = _gguf(final="token_embd_norm")
+GGUF_LFM2 = replace(_GGUF_LFM2, rules=(*_GGUF_LFM2.rules, *_convolution("blk.{i}.shortconv", "conv")))

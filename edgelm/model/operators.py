@@ -14,7 +14,7 @@ from edgelm.model.position import rotate
 
 
 class Operators(Protocol):
-    """Attention, rotation and the choice of experts."""
+    """Attention, rotation, the choice of experts and convolutions along the text."""
 
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec, /
@@ -30,6 +30,9 @@ class Operators(Protocol):
         self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, up: torch.Tensor, down: torch.Tensor, /
     ) -> torch.Tensor:
         """See `mixture`."""
+
+    def convolve(self, x: torch.Tensor, kernel: torch.Tensor, layer: int, /) -> torch.Tensor:
+        """See `convolution`."""
 
 
 def rotate_by_table(
@@ -59,6 +62,23 @@ def mixture(
     return total.view_as(x)
 
 
+def convolution(x: torch.Tensor, kernel: torch.Tensor, layer: int) -> torch.Tensor:
+    """Each feature of x (B, T, W) over its own last positions, by the `kernel` (L, W), whose last row is for now."""
+    return weighted_positions(F.pad(x, (0, 0, len(kernel) - 1, 0)), kernel)
+
+
+def weighted_positions(x: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+    """The same for x (B, L - 1 + T, W) that begins with the positions before: (B, T, W).
+
+    Products and sums feature by feature: a position's result is the same whatever is computed with it.
+    """
+    back = len(kernel) - 1
+    total = x[:, back:] * kernel[back]
+    for place in range(back):
+        total = total + x[:, place : place - back] * kernel[place]
+    return total
+
+
 RotateBy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
 Mix = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -70,3 +90,4 @@ class TorchOperators:
     attend: Attend = causal_attention
     rotate_by: RotateBy = rotate_by_table
     mix: Mix = mixture
+    convolve: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor] = convolution

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from edgelm.config import ModelConfig
 from edgelm.model.attention import Attention, Rotate
+from edgelm.model.convolution import ShortConvolution
 from edgelm.model.experts import Experts
 from edgelm.model.mlp import MLP
 from edgelm.model.norm import make_norm
@@ -27,7 +28,7 @@ from edgelm.model.position import rotary_table
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); or both from the same x (`parallel_residual`).
+    """x + attention(norm(x)), or a convolution in its place, then x + mlp(norm(x)); or both from the same x (`parallel_residual`).
 
     Norms stand before the two parts, after them, or both (`pre_norm`, `post_norm`).
     """
@@ -36,7 +37,10 @@ class Block(nn.Module):
         super().__init__()
         self.parallel = config.parallel_residual
         self.attention_norm = make_norm(config) if config.pre_norm else nn.Identity()
-        self.attention = Attention(config, layer)
+        if config.convolves(layer):
+            self.convolution = ShortConvolution(config, layer)
+        else:
+            self.attention = Attention(config, layer)
         self.attention_post_norm = make_norm(config) if config.post_norm else nn.Identity()
         self.mlp_norm = make_norm(config) if config.pre_norm else nn.Identity()
         self.mlp = Experts(config) if config.num_experts else MLP(config)
@@ -44,10 +48,15 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: torch.Tensor, rotate: Rotate | None, operators: Operators) -> torch.Tensor:
-        mixed = self.attention_post_norm(self.attention(self.attention_norm(x), rotate, operators.attend))
+        mixed = self.attention_post_norm(self._mixed(self.attention_norm(x), rotate, operators))
         base = x if self.parallel else x + self.dropout(mixed)
         fed = self.dropout(self.mlp_post_norm(self.mlp(self.mlp_norm(base), operators)))
         return base + self.dropout(mixed) + fed if self.parallel else base + fed
+
+    def _mixed(self, x: torch.Tensor, rotate: Rotate | None, operators: Operators) -> torch.Tensor:
+        if hasattr(self, "convolution"):
+            return self.convolution(x, operators)
+        return self.attention(x, rotate, operators.attend)
 
 
 class Transformer(nn.Module):
@@ -95,7 +104,7 @@ class Transformer(nn.Module):
         residual = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                into_residual = name.endswith(("attention.out", "mlp.down"))
+                into_residual = name.endswith(("attention.out", "convolution.output", "mlp.down"))
                 nn.init.normal_(module.weight, std=residual if into_residual else 0.02)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)

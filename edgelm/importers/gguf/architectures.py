@@ -186,6 +186,20 @@ def _granite_experts(settings: Settings, weights: Weights, layers: int) -> Field
     return fields
 
 
+def _lfm2(settings: Settings, weights: Weights, layers: int) -> Fields:
+    heads = settings.values.get("attention.head_count_kv")  # of each layer, 0 where it convolves
+    if not isinstance(heads, list) or len(heads) != layers or len(set(heads) - {0}) != 1:
+        raise settings.wrong("attention.head_count_kv", "it must be a list of one number, and 0, for each layer")
+    kv_heads = settings.inner({**settings.values, "attention.head_count_kv": max(heads)})
+    convolves = tuple(count == 0 for count in heads)
+    found = {"convolution_layers": convolves, "convolution_length": settings.whole("shortconv.l_cache")}
+    return _qwen3(kv_heads, weights, layers) | {
+        **(found if any(convolves) else {}),
+        "qkv_bias": False, "attention_bias": False,
+        "convolution_bias": "blk.0.shortconv.conv.bias" in weights,
+    }  # fmt: skip
+
+
 def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
     # Early files leave the factors to llama.cpp's code.
     for name in ("embedding_scale", "residual_scale", "logit_scale"):
@@ -301,6 +315,7 @@ ARCHITECTURES: Mapping[str, tuple[Family, Reader]] = {
     "qwen3moe": (names.GGUF_EXPERTS_HALVES, _qwen3_experts),
     "olmoe": (names.GGUF_EXPERTS_HALVES, _olmoe),
     "granitemoe": (names.GGUF_EXPERTS_NEIGHBOURS, _granite_experts),
+    "lfm2": (names.GGUF_LFM2, _lfm2),
     "minicpm": (names.GGUF_NEIGHBOURS, _minicpm),
     "ernie4_5": (names.GGUF_NEIGHBOURS, _llama),
     "olmo2": (names.GGUF_HALVES, _olmo2),

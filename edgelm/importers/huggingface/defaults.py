@@ -99,6 +99,12 @@ DEFAULTS: Mapping[str, Fields] = {
         "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False,
         "decoder_sparse_step": 1, "mlp_only_layers": None,
     },
+    "lfm2": {
+        "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5, "conv_bias": False,
+        "conv_L_cache": 3, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "layer_types": None,
+        "block_auto_adjust_ff_dim": True, "full_attn_idxs": None, "tie_word_embeddings": True, "rope_theta": 1e6,
+    },
     # By its own code, https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/configuration_minicpm.py
     "minicpm": {
         **_LLAMA, "scale_emb": 1, "dim_model_base": 1, "scale_depth": 1, "tie_word_embeddings": True, "mlp_bias": None,

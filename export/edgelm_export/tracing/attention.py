@@ -15,6 +15,7 @@ import torch
 from edgelm.model import AttentionSpec, rotate_by_table, visible
 from edgelm.model.operators import Operators as ModelOperators
 from edgelm_export.opsets import FUSED_OPSET
+from edgelm_export.tracing.convolution import Convolutions
 from edgelm_export.tracing.experts import RoutedExperts
 
 
@@ -38,7 +39,7 @@ class Masks:
         return self._made[window]
 
 
-class FusedOperators(RoutedExperts):
+class FusedOperators(RoutedExperts, Convolutions):
     """ONNX's `Attention` and `RotaryEmbedding` (https://onnx.ai/onnx/operators/), opset 23 and later.
 
     They take rows (B, T, heads * D) as they leave the projections: no transposes, and onnxruntime is 10 to
@@ -78,7 +79,7 @@ class FusedOperators(RoutedExperts):
         return as_heads(rotary_node(as_rows(x), heads, head_dim, cos, sin, positions), heads)
 
 
-class PlainOperators(RoutedExperts):
+class PlainOperators(RoutedExperts, Convolutions):
     """Products, sums and softmax only, for opsets and runtimes without the fused operators."""
 
     def __init__(self) -> None:

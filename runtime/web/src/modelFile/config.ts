@@ -22,6 +22,10 @@ export interface Config {
   num_kv_heads: number;
   head_dim: number;
   mlp_width: number;
+  num_experts: number;
+  experts_per_token: number;
+  normalize_experts: boolean;
+  shared_mlp_width: number;
   norm: "layernorm" | "rmsnorm";
   norm_eps: number;
   norm_bias: boolean;
@@ -63,6 +67,7 @@ const one = (...choices: string[]): Check => (value) => choices.includes(value a
 const FIELDS: Record<keyof Config, Check> = {
   vocab_size: from(1), context_length: from(1), width: from(1), num_layers: from(1), num_heads: from(1),
   num_kv_heads: from(1), head_dim: from(1), mlp_width: from(1),
+  num_experts: from(0), experts_per_token: from(0), normalize_experts: flag, shared_mlp_width: from(0),
   norm: one("layernorm", "rmsnorm"), norm_eps: finite, norm_bias: flag,
   activation: one("relu", "gelu", "gelu_tanh", "silu"), gated_mlp: flag,
   qkv_bias: flag, attention_bias: flag, mlp_bias: flag, head_bias: flag, tied_head: flag,
@@ -75,7 +80,10 @@ const FIELDS: Record<keyof Config, Check> = {
 };
 
 // What older files leave out.
-const DEFAULTS: Partial<Config> = { query_key_norm_joint: false, pre_norm: true, rotary_layers: [] };
+const DEFAULTS: Partial<Config> = {
+  query_key_norm_joint: false, pre_norm: true, rotary_layers: [],
+  num_experts: 0, experts_per_token: 0, normalize_experts: true, shared_mlp_width: 0,
+};
 
 /** Check what the file says. Throws ModelFileError that names the field. */
 export function checkConfig(given: Record<string, unknown>, name: string): Config {
@@ -87,6 +95,9 @@ export function checkConfig(given: Record<string, unknown>, name: string): Confi
   }
   const unknown = Object.keys(values).find((field) => !Object.hasOwn(FIELDS, field));
   if (unknown) throw new ModelFileError(`${name} has the unknown model field ${unknown}`, "update edgelm");
+  if (values.num_experts) {
+    throw new ModelFileError(`${name} has ${values.num_experts} experts in each layer, which the JavaScript runtime does not compute`, "run it with Python's edgelm_runtime, or take a model without experts");
+  }
   return values as unknown as Config;
 }
 
