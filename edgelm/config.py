@@ -130,6 +130,8 @@ class ModelConfig:
     query_key_norm: bool = False
     query_key_norm_joint: bool = False
     """One norm over the features of all heads together, and not one for each head (OLMo 2)."""
+    query_key_norm_rotated: bool = False
+    """Query and key norms after the rotation and not before it (HunYuan)."""
     parallel_residual: bool = False
     pre_norm: bool = True
     """Norms before attention and MLP."""
@@ -203,7 +205,9 @@ class ModelConfig:
     def _check_experts(self) -> None:
         if not self.num_experts:
             if self.experts_per_token or self.shared_mlp_width:
-                raise ConfigError("experts_per_token or shared_mlp_width without num_experts", "give num_experts")
+                raise ConfigError(
+                    "experts_per_token or shared_mlp_width without num_experts", "give num_experts"
+                )
             return
         if not 1 <= self.experts_per_token <= self.num_experts:
             raise ConfigError(

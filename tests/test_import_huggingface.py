@@ -193,34 +193,61 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("Helium", {**LLAMA, "head_dim": 12}),
     "ernie4_5": ("Ernie4_5", {**LLAMA, "head_dim": 14, "use_bias": True}),
     "seed_oss": ("SeedOss", {**LLAMA, "head_dim": 14, "attention_out_bias": True}),
-    "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 14, "moe_intermediate_size": 20, "norm_topk_prob": True}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**EXPERTS, "head_dim": 14, "moe_intermediate_size": 20, "norm_topk_prob": True},
+    ),
     "olmoe": ("Olmoe", {**EXPERTS, "norm_topk_prob": False}),
     "granitemoe": (
         "GraniteMoe",
         {
-            **LLAMA, "num_local_experts": 5, "num_experts_per_tok": 2, "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.4, "attention_multiplier": 0.11, "logits_scaling": 1.7,
+            **LLAMA,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.11,
+            "logits_scaling": 1.7,
         },
     ),
     "granitemoeshared": (
         "GraniteMoeShared",
         {
-            **LLAMA, "num_local_experts": 4, "num_experts_per_tok": 3, "shared_intermediate_size": 28,
-            "residual_multiplier": 0.3, "tie_word_embeddings": True,
+            **LLAMA,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 28,
+            "residual_multiplier": 0.3,
+            "tie_word_embeddings": True,
         },
     ),
     "lfm2": (
         "Lfm2",
         {
-            **LLAMA, "num_hidden_layers": 4, "layer_types": ["conv", "full_attention", "conv", "conv"],
-            "conv_L_cache": 3, "block_multiple_of": 4,
+            **LLAMA,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_L_cache": 3,
+            "block_multiple_of": 4,
         },
     ),
     "lfm2 longer kernel, biases, untied": (
         "Lfm2",
         {
-            **LLAMA, "layer_types": ["full_attention", "conv", "full_attention"], "conv_L_cache": 5,
-            "conv_bias": True, "block_auto_adjust_ff_dim": False, "tie_word_embeddings": False,
+            **LLAMA,
+            "layer_types": ["full_attention", "conv", "full_attention"],
+            "conv_L_cache": 5,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        {
+            **LLAMA,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0},
         },
     ),
     "internlm3": ("InternLM3", {**LLAMA, "head_dim": 14, "attention_bias": True, "mlp_bias": True}),
@@ -273,11 +300,13 @@ def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
 
 # One of each kind of graph that no other test exports: what a family adds to Llama.
 EXPORTED = ["phi3 longrope", "smollm3 windows", "gemma2", "granite tied, biases", "olmo3", "exaone4 windows",
-            "stablelm parallel", "phi grouped, normed", "starcoder2", "ernie4_5", "qwen3_moe", "granitemoeshared"]  # fmt: skip
+            "stablelm parallel", "phi grouped, normed", "starcoder2", "ernie4_5", "qwen3_moe", "granitemoeshared",
+            "lfm2 longer kernel, biases, untied", "hunyuan_v1_dense"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_cache"), [*((name, True) for name in EXPORTED), ("olmo3", False), ("smollm3 windows", False), ("olmoe", False)]
+    ("name", "kv_cache"),
+    [*((name, True) for name in EXPORTED), ("olmo3", False), ("smollm3 windows", False), ("olmoe", False)],
 )
 def test_is_exported_as_transformers_has_it(name: str, kv_cache: bool, tmp_path: Path) -> None:
     """The exporter compares with PyTorch by itself; here logits and greedy text are the reference's."""

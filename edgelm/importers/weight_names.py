@@ -219,6 +219,7 @@ _LFM2 = _llama(
     down="layers.{i}.feed_forward.w2", key_norms=("q_layernorm", "k_layernorm"), final="embedding_norm",
 )  # fmt: skip
 LFM2 = replace(_LFM2, rules=(*_LFM2.rules, *_convolution("layers.{i}.conv", "conv")))
+HUNYUAN = _llama(key_norms=("query_layernorm", "key_layernorm"))
 STARCODER2 = _llama(up=("layers.{i}.mlp.c_fc",), down="layers.{i}.mlp.c_proj")
 
 
@@ -248,7 +249,10 @@ def _gguf(
             *_both("blocks.{i}.attention.out", "blk.{i}.attn_output"),
             *_both("blocks.{i}.attention_post_norm", attention_post_norm),
             *_both("blocks.{i}.mlp_norm", mlp_norm),
-            *(experts or (*_both("blocks.{i}.mlp.up", *up), *_both("blocks.{i}.mlp.down", "blk.{i}.ffn_down"))),
+            *(
+                experts
+                or (*_both("blocks.{i}.mlp.up", *up), *_both("blocks.{i}.mlp.down", "blk.{i}.ffn_down"))
+            ),
             *_both("blocks.{i}.mlp_post_norm", "blk.{i}.post_ffw_norm"),
             *_both("final_norm", final),
             *_both("head", "output"),
@@ -276,7 +280,9 @@ GGUF_PHI2_FUSED = _gguf(_FUSED, up=_PLAIN, mlp_norm="blk.{i}.attn_norm")
 _EXPERTS = (
     Rule("blocks.{i}.mlp.router.weight", ("blk.{i}.ffn_gate_inp.weight",)),
     Rule(
-        "blocks.{i}.mlp.up.weight", ("blk.{i}.ffn_gate_exps.weight", "blk.{i}.ffn_up_exps.weight"), gates_and_ups
+        "blocks.{i}.mlp.up.weight",
+        ("blk.{i}.ffn_gate_exps.weight", "blk.{i}.ffn_up_exps.weight"),
+        gates_and_ups,
     ),
     Rule("blocks.{i}.mlp.down.weight", ("blk.{i}.ffn_down_exps.weight",), stacked),
     Rule("blocks.{i}.mlp.shared.up.weight", ("blk.{i}.ffn_gate_shexp.weight", "blk.{i}.ffn_up_shexp.weight")),

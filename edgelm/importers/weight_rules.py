@@ -52,7 +52,9 @@ class Rule:
         return [
             name.format(i=layer, h=part, e=part)
             for name in self.sources
-            for part in range(config.num_heads if "{h}" in name else config.num_experts if "{e}" in name else 1)
+            for part in range(
+                config.num_heads if "{h}" in name else config.num_experts if "{e}" in name else 1
+            )
         ]
 
 

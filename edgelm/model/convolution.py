@@ -33,7 +33,9 @@ class ShortConvolution(nn.Module):
         self.kernel = Kernel(config)
         self.output = nn.Linear(config.width, config.width, bias=config.convolution_bias)
 
-    def forward(self, x: torch.Tensor, operators: Operators) -> torch.Tensor:  # (B, T, width) -> (B, T, width)
+    def forward(
+        self, x: torch.Tensor, operators: Operators
+    ) -> torch.Tensor:  # (B, T, width) -> (B, T, width)
         before, after, inner = self.input(x).chunk(3, dim=-1)
         mixed = operators.convolve(before * inner, self.kernel.weight, self.layer)
         if self.kernel.bias is not None:

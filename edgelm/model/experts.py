@@ -34,7 +34,9 @@ class Experts(nn.Module):
         self.down = Stacked(config.num_experts, config.width, config.mlp_width)
         self.shared = MLP(config, config.shared_mlp_width) if config.shared_mlp_width else None
 
-    def forward(self, x: torch.Tensor, operators: Operators) -> torch.Tensor:  # (B, T, width) -> (B, T, width)
+    def forward(
+        self, x: torch.Tensor, operators: Operators
+    ) -> torch.Tensor:  # (B, T, width) -> (B, T, width)
         shares, chosen = self.router(x).float().softmax(dim=-1).topk(self.per_token)
         if self.normalize:
             shares = shares / shares.sum(dim=-1, keepdim=True)

@@ -31,8 +31,8 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.width, size * (2 if self.gated else 1), bias=config.mlp_bias)
         self.down = nn.Linear(size, config.width, bias=config.mlp_bias)
 
-    def forward(self, x: torch.Tensor, operators: Operators | None = None) -> torch.Tensor:  # (B, T, width) -> (B, T, width)
-        inner = self.up(x)
+    def forward(self, x: torch.Tensor, operators: Operators | None = None) -> torch.Tensor:
+        inner = self.up(x)  # (B, T, width) -> (B, T, inner)
         if not self.gated:
             return self.down(activate(self.activation, inner))
         gate, up = inner.chunk(2, dim=-1)

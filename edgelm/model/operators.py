@@ -27,7 +27,13 @@ class Operators(Protocol):
         """x (B, H, T, D) turned by the rows of the tables (context, R / 2) at `positions` (B, T), or at 0 .. T - 1."""
 
     def mix(
-        self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, up: torch.Tensor, down: torch.Tensor, /
+        self,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        shares: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
+        /,
     ) -> torch.Tensor:
         """See `mixture`."""
 

@@ -12,6 +12,7 @@ Choices, and why:
 from __future__ import annotations
 
 import math
+
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -28,7 +29,8 @@ from edgelm.model.position import rotary_table
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), or a convolution in its place, then x + mlp(norm(x)); or both from the same x (`parallel_residual`).
+    """x + attention(norm(x)), then x + mlp(norm(x)); or both from the same x (`parallel_residual`). Some layers have a
+    convolution in the place of attention.
 
     Norms stand before the two parts, after them, or both (`pre_norm`, `post_norm`).
     """

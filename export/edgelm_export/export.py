@@ -98,7 +98,8 @@ def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, repo
     config = model.config
     if any(config.convolution_layers) and options.target == "cuda":
         raise OptionError(
-            "the target is cuda, and convolutions with a cache have not been tried there", "choose --target cpu"
+            "the target is cuda, and convolutions with a cache have not been tried there",
+            "choose --target cpu",
         )
     if config.num_experts and options.target == "cuda":
         raise OptionError(

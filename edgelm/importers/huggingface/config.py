@@ -17,7 +17,6 @@ from edgelm.importers.settings import Settings
 from edgelm.importers.weight_rules import Family, Weights
 from edgelm_runtime.errors import CheckpointError
 
-
 TIED = ("tie_word_embeddings", "tie_embedding")  # the later of which is LFM2's
 
 

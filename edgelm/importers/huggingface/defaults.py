@@ -105,6 +105,7 @@ DEFAULTS: Mapping[str, Fields] = {
         "conv_L_cache": 3, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "layer_types": None,
         "block_auto_adjust_ff_dim": True, "full_attn_idxs": None, "tie_word_embeddings": True, "rope_theta": 1e6,
     },
+    "hunyuan_v1_dense": {**_LLAMA, "rms_norm_eps": 1e-5, "mlp_bias": None},
     # By its own code, https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/configuration_minicpm.py
     "minicpm": {
         **_LLAMA, "scale_emb": 1, "dim_model_base": 1, "scale_depth": 1, "tie_word_embeddings": True, "mlp_bias": None,

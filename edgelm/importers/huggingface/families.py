@@ -7,12 +7,20 @@ folded into weights, by target name; `names` are other weight names than the fam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from edgelm.importers import weight_names as names
+from edgelm.importers.huggingface.experts import (
+    granite,
+    granite_experts,
+    granite_shared,
+    olmoe,
+    qwen3_experts,
+)
 from edgelm.importers.huggingface.gpt import gpt2, gpt_neo, gpt_neox
-from edgelm.importers.huggingface.rope import context_of, layered_rotary_fields, rotary_fields
+from edgelm.importers.huggingface.lfm2 import lfm2
+from edgelm.importers.huggingface.llama import Fields, Reader, llama, sizes
+from edgelm.importers.huggingface.rope import layered_rotary_fields, rotary_fields
 from edgelm.importers.huggingface.windows import layer_types, window
 from edgelm.importers.settings import Settings
 from edgelm.importers.weight_rules import Family, Weights
@@ -20,45 +28,14 @@ from edgelm.importers.weight_rules import Family, Weights
 # How the families call the number of layers.
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
-Fields = dict[str, Any]
-Reader = Callable[[Settings, Weights, int], Fields]
-"""(config.json with defaults, tensors, how many layers the tensors make) -> fields of the config."""
-
-
-def _sizes(settings: Settings) -> Fields:
-    """What all the families that are like Llama call by the same names."""
-    heads, width = settings.whole("num_attention_heads"), settings.whole("hidden_size")
-    return {
-        "context_length": context_of(settings),
-        "width": width,
-        "num_heads": heads,
-        "num_kv_heads": settings.whole("num_key_value_heads", heads),
-        "head_dim": settings.whole("head_dim", max(1, width // heads)),
-        "mlp_width": settings.whole("intermediate_size"),
-    }
-
-
-def _llama(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _sizes(settings)
-    return fields | {
-        "norm": "rmsnorm",
-        "norm_eps": settings.positive("rms_norm_eps"),
-        "activation": settings.activation("hidden_act", "silu"),
-        "gated_mlp": True,
-        "qkv_bias": "layers.0.self_attn.q_proj.bias" in weights,
-        "attention_bias": "layers.0.self_attn.o_proj.bias" in weights,
-        "mlp_bias": "layers.0.mlp.up_proj.bias" in weights,
-        **rotary_fields(settings, fields["head_dim"]),
-    }
-
 
 def _windowed(settings: Settings, weights: Weights, layers: int) -> Fields:
     """Llama with a window in every layer (Mistral, Phi 3), where one is given."""
-    return _llama(settings, weights, layers) | window(settings, "sliding_window", [True])
+    return llama(settings, weights, layers) | window(settings, "sliding_window", [True])
 
 
 def _qwen(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _llama(settings, weights, layers)
+    fields = llama(settings, weights, layers)
     if settings.flag("use_sliding_window"):
         first = settings.number("max_window_layers")
         local = layer_types(settings, layers) or [layer >= first for layer in range(layers)]
@@ -75,7 +52,7 @@ def _qwen3(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 
 def _smollm3(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _llama(settings, weights, layers)
+    fields = llama(settings, weights, layers)
     every = settings.whole("no_rope_layer_interval")
     rotates = settings.values.get("no_rope_layers")  # 1 where a layer does rotate
     if rotates is None:
@@ -90,7 +67,7 @@ def _smollm3(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 def _gemma(settings: Settings, weights: Weights, layers: int) -> Fields:
     settings.require(use_bidirectional_attention=False)
-    fields = _llama(settings, weights, layers)
+    fields = llama(settings, weights, layers)
     said = settings.values.get("hidden_activation") or settings.values.get("hidden_act")
     # Early files say gelu and mean its approximation.
     plain = settings.inner({"activation": "gelu_pytorch_tanh" if said == "gelu" else said})
@@ -126,99 +103,28 @@ def _gemma3(settings: Settings, weights: Weights, layers: int) -> Fields:
     )
 
 
-def _granite(settings: Settings, weights: Weights, layers: int) -> Fields:
-    residual, divisor = settings.number("residual_multiplier"), settings.positive("logits_scaling")
-    return _llama(settings, weights, layers) | {
-        "embedding_scale": settings.number("embedding_multiplier"),
-        "attention_scale": settings.positive("attention_multiplier"),
-        "factors": {
-            "blocks.{i}.attention.out": residual, "blocks.{i}.mlp.down": residual, "final_norm": 1 / divisor,
-        },
+def _hunyuan(settings: Settings, weights: Weights, layers: int) -> Fields:
+    """Norms of queries and keys after the rotation; a scaling called dynamic that is a fixed larger base."""
+    name = "rope_scaling" if settings.values.get("rope_scaling") else "rope_parameters"
+    entry = settings.inner(settings.table(name))
+    stretch = 1.0
+    if (entry.values.get("rope_type") or entry.values.get("type")) == "dynamic" and entry.values.get("alpha"):
+        head_dim = settings.whole(
+            "head_dim", max(1, settings.whole("hidden_size") // settings.whole("num_attention_heads"))
+        )
+        stretch = entry.positive("alpha") ** (head_dim / (head_dim - 2))
+        plain = {**entry.values, "rope_type": "default", "type": "default"}
+        settings = settings.inner({**settings.values, name: plain})
+    fields = llama(settings, weights, layers)
+    return fields | {
+        "rope_theta": fields["rope_theta"] * stretch, "query_key_norm": True, "query_key_norm_rotated": True,
     }  # fmt: skip
-
-
-def _granite_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
-    return _granite(settings, weights, layers) | _experts(settings)
-
-
-def _granite_shared(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _granite_experts(settings, weights, layers)
-    if settings.values.get("shared_intermediate_size") not in (None, 0):
-        fields["shared_mlp_width"] = settings.whole("shared_intermediate_size")
-    fields["factors"]["blocks.{i}.mlp.shared.down"] = fields["factors"]["blocks.{i}.mlp.down"]
-    return fields
-
-
-def _qwen3_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
-    settings.require(mlp_only_layers=[], decoder_sparse_step=1)  # layers without experts
-    window_of_all = (
-        window(settings, "sliding_window", [True]) if settings.flag("use_sliding_window") else {}
-    )
-    return _llama(settings, weights, layers) | {
-        **window_of_all,
-        **_experts(settings),
-        "query_key_norm": True,
-        "normalize_experts": settings.flag("norm_topk_prob"),
-        "mlp_width": settings.whole("moe_intermediate_size"),
-    }
-
-
-def _olmoe(settings: Settings, weights: Weights, layers: int) -> Fields:
-    settings.require(clip_qkv=None)
-    return _llama(settings, weights, layers) | {
-        **_experts(settings),
-        "normalize_experts": settings.flag("norm_topk_prob"),
-        "query_key_norm": True,
-        "query_key_norm_joint": True,
-    }
-
-
-def _experts(settings: Settings) -> Fields:
-    # Both names are in use for the same families.
-    count = "num_local_experts" if "num_local_experts" in settings.values else "num_experts"
-    return {
-        "num_experts": settings.whole(count),
-        "experts_per_token": settings.whole("num_experts_per_tok"),
-    }
-
-
-def _lfm2(settings: Settings, weights: Weights, layers: int) -> Fields:
-    heads, width = settings.whole("num_attention_heads"), settings.whole("hidden_size")
-    head_dim = settings.whole("head_dim", max(1, width // heads))
-    kinds = settings.values.get("layer_types")
-    if kinds is None:
-        attends = settings.values.get("full_attn_idxs")
-        kinds = ["full_attention" if attends is None or i in attends else "conv" for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"full_attention", "conv"}:
-        raise settings.refused("layer_types")
-    convolves = tuple(kind == "conv" for kind in kinds)
-    convolutions = {
-        "convolution_layers": convolves,
-        "convolution_length": settings.whole("conv_L_cache"),
-        "convolution_bias": settings.flag("conv_bias"),
-    }
-    return {
-        "context_length": context_of(settings), "width": width, "num_heads": heads, "head_dim": head_dim,
-        "num_kv_heads": settings.whole("num_key_value_heads", heads), "mlp_width": _lfm2_mlp_width(settings),
-        "norm": "rmsnorm", "norm_eps": settings.positive("norm_eps"), "activation": "silu", "gated_mlp": True,
-        "qkv_bias": False, "attention_bias": False, "mlp_bias": False, "query_key_norm": True,
-        **(convolutions if any(convolves) else {}), **rotary_fields(settings, head_dim),
-    }  # fmt: skip
-
-
-def _lfm2_mlp_width(settings: Settings) -> int:
-    width = settings.whole("block_ff_dim", settings.whole("intermediate_size"))
-    if settings.flag("block_auto_adjust_ff_dim"):
-        multiple = settings.whole("block_multiple_of")
-        width = int(settings.positive("block_ffn_dim_multiplier", 1.0) * int(2 * width / 3))
-        width = -(-width // multiple) * multiple
-    return width
 
 
 def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
     residual = settings.positive("scale_depth") / math.sqrt(layers)
     divisor = settings.whole("hidden_size") / settings.whole("dim_model_base")
-    return _llama(settings, weights, layers) | {
+    return llama(settings, weights, layers) | {
         "embedding_scale": settings.positive("scale_emb"),
         "factors": {
             "blocks.{i}.attention.out": residual, "blocks.{i}.mlp.down": residual, "final_norm": 1 / divisor,
@@ -228,7 +134,7 @@ def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 def _olmo2(settings: Settings, weights: Weights, layers: int) -> Fields:
     after = {"pre_norm": False, "post_norm": True}
-    return _llama(settings, weights, layers) | {**after, "query_key_norm": True, "query_key_norm_joint": True}
+    return llama(settings, weights, layers) | {**after, "query_key_norm": True, "query_key_norm_joint": True}
 
 
 def _olmo3(settings: Settings, weights: Weights, layers: int) -> Fields:
@@ -242,7 +148,7 @@ def _olmo3(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 
 def _exaone4(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _llama(settings, weights, layers) | {
+    fields = llama(settings, weights, layers) | {
         "pre_norm": False,
         "post_norm": True,
         "query_key_norm": True,
@@ -258,14 +164,14 @@ def _exaone4(settings: Settings, weights: Weights, layers: int) -> Fields:
 def _stablelm(settings: Settings, weights: Weights, layers: int) -> Fields:
     settings.require(qk_layernorm=False)  # it has gains of its own for each head
     named_alike = settings.inner({**settings.values, "rms_norm_eps": settings.positive("layer_norm_eps")})
-    fields = _llama(named_alike, weights, layers) | {"norm": "layernorm"}
+    fields = llama(named_alike, weights, layers) | {"norm": "layernorm"}
     if settings.flag("use_parallel_residual"):
         fields |= {"parallel_residual": True, "names": names.STABLELM_PARALLEL}
     return fields
 
 
 def _phi(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _sizes(settings)
+    fields = sizes(settings)
     return fields | {
         "norm_eps": settings.positive("layer_norm_eps"),
         "activation": settings.activation("hidden_act"),
@@ -277,7 +183,7 @@ def _phi(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 
 def _starcoder2(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields, bias = _sizes(settings), settings.flag("use_bias")
+    fields, bias = sizes(settings), settings.flag("use_bias")
     return fields | {
         "norm_eps": settings.positive("norm_epsilon"),
         "activation": settings.activation("hidden_act"),
@@ -293,7 +199,7 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "gpt2": (names.GPT2, gpt2),
     "gpt_neo": (names.GPT_NEO, gpt_neo),
     "gpt_neox": (names.GPT_NEOX, gpt_neox),
-    "llama": (names.LLAMA, _llama),
+    "llama": (names.LLAMA, llama),
     "mistral": (names.LLAMA, _windowed),
     "qwen2": (names.LLAMA, _qwen2),
     "qwen3": (names.LLAMA, _qwen3),
@@ -302,12 +208,13 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "gemma3_text": (names.GEMMA2, _gemma3),
     "phi3": (names.PHI3, _windowed),
     "smollm3": (names.LLAMA, _smollm3),
-    "granite": (names.LLAMA, _granite),
-    "lfm2": (names.LFM2, _lfm2),
-    "qwen3_moe": (names.LLAMA_EXPERTS, _qwen3_experts),
-    "olmoe": (names.LLAMA_EXPERTS, _olmoe),
-    "granitemoe": (names.GRANITE_EXPERTS, _granite_experts),
-    "granitemoeshared": (names.GRANITE_EXPERTS, _granite_shared),
+    "granite": (names.LLAMA, granite),
+    "lfm2": (names.LFM2, lfm2),
+    "hunyuan_v1_dense": (names.HUNYUAN, _hunyuan),
+    "qwen3_moe": (names.LLAMA_EXPERTS, qwen3_experts),
+    "olmoe": (names.LLAMA_EXPERTS, olmoe),
+    "granitemoe": (names.GRANITE_EXPERTS, granite_experts),
+    "granitemoeshared": (names.GRANITE_EXPERTS, granite_shared),
     "minicpm": (names.LLAMA, _minicpm),
     "olmo2": (names.NORMS_AFTER, _olmo2),
     "olmo3": (names.NORMS_AFTER, _olmo3),
@@ -315,8 +222,8 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "stablelm": (names.LLAMA, _stablelm),
     "phi": (names.PHI, _phi),
     "starcoder2": (names.STARCODER2, _starcoder2),
-    "helium": (names.LLAMA_NEIGHBOURS, _llama),
-    "ernie4_5": (names.LLAMA_NEIGHBOURS, _llama),
-    "seed_oss": (names.LLAMA, _llama),
-    "internlm3": (names.LLAMA, _llama),
+    "helium": (names.LLAMA_NEIGHBOURS, llama),
+    "ernie4_5": (names.LLAMA_NEIGHBOURS, llama),
+    "seed_oss": (names.LLAMA, llama),
+    "internlm3": (names.LLAMA, llama),
 }

@@ -101,7 +101,9 @@ def _stored(
     """The initializers of values (experts, out, bytes), scales and zero points of `matrices`."""
     made = [_blocks(matrix, bits, block_size) for matrix in matrices]
     name = f"{name}.int{bits}"
-    values = build.constant(name, np.stack([blocks.packed.reshape(len(blocks.packed), -1) for blocks in made]))
+    values = build.constant(
+        name, np.stack([blocks.packed.reshape(len(blocks.packed), -1) for blocks in made])
+    )
     scales = build.constant(f"{name}.scales", np.stack([blocks.scales for blocks in made]))
     points = [blocks.zero_points for blocks in made if blocks.zero_points is not None]
     return values, scales, build.constant(f"{name}.zero_points", np.stack(points)) if points else None

@@ -17,7 +17,6 @@ from edgelm_export.quantization.reference import Reference
 from edgelm_export.quantization.rowwise_int8 import RowwiseInt8, RowwiseInt8Embedding
 from edgelm_export.quantization.smoothing import Smoothed
 
-
 ROUTER = "mlp.router"
 
 

@@ -26,9 +26,11 @@ PARTS = {False: ("key", "value"), True: (INPUTS,)}
 
 
 def cache_names(config: ModelConfig) -> list[str]:
-    """The cache inputs, in order: `past_key_values.0.key`, `past_key_values.0.value`, `past_key_values.1.inputs`, ..."""
+    """The cache inputs, in order: `past_key_values.0.key`, `.0.value`, `past_key_values.1.inputs`, ..."""
     return [
-        f"{PAST}{layer}.{part}" for layer in range(config.num_layers) for part in PARTS[config.convolves(layer)]
+        f"{PAST}{layer}.{part}"
+        for layer in range(config.num_layers)
+        for part in PARTS[config.convolves(layer)]
     ]
 
 
@@ -60,9 +62,7 @@ class CachedConvolutions:
         before, known, written = self._indices(x, len(kernel) - 1)
         symbolic = torch.onnx.ops.symbolic
         shape = (x.shape[0], len(kernel) - 1, x.shape[-1])
-        rows = symbolic(
-            "GatherND", [past, before], {"batch_dims": 1}, dtype=x.dtype, shape=shape, version=18
-        )
+        rows = symbolic("GatherND", [past, before], {"batch_dims": 1}, dtype=x.dtype, shape=shape, version=18)
         self.present.append(
             symbolic("ScatterND", [past, written, x], dtype=x.dtype, shape=past.shape, version=18)
         )

@@ -26,7 +26,12 @@ class RoutedExperts:
     """`edgelm.model.Operators.mix` for every kind of graph."""
 
     def mix(
-        self, x: torch.Tensor, chosen: torch.Tensor, shares: torch.Tensor, up: torch.Tensor, down: torch.Tensor
+        self,
+        x: torch.Tensor,
+        chosen: torch.Tensor,
+        shares: torch.Tensor,
+        up: torch.Tensor,
+        down: torch.Tensor,
     ) -> torch.Tensor:
         """See `edgelm.model.operators.mixture`."""
         batch, length, width = x.shape

@@ -39,8 +39,9 @@ class CachedOperators(RoutedExperts, CachedConvolutions):
         return -(-head_dim // 8) * 8
 
     def __init__(self, config: ModelConfig, cache_length: torch.Tensor, past: Sequence[torch.Tensor]) -> None:
-        # The operator rotates features in groups of 16; others are rotated in front of it.
-        self._rotates = config.position == "rotary" and config.rotary_dim % 16 == 0
+        # The operator rotates features in groups of 16; others, and what is normed after it, are rotated before.
+        last = not (config.query_key_norm and config.query_key_norm_rotated)
+        self._rotates = config.position == "rotary" and config.rotary_dim % 16 == 0 and last
         self._cache_length = cache_length
         self._past = past_by_layer(config, past)
         self._tables: tuple[torch.Tensor, ...] = ()
