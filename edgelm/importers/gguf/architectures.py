@@ -64,8 +64,7 @@ def _gpt2(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 def _heads(settings: Settings, weights: Weights) -> Fields:
     """Heads and rotation, which all but GPT-2 have."""
-    if "blk.0.ffn_gate_inp.weight" not in weights:
-        settings.require(expert_count=0)
+    settings.require(expert_count=0)
     heads, width = settings.whole("attention.head_count"), settings.whole("embedding_length")
     head_dim = settings.whole("attention.key_length", max(1, width // heads))
     if settings.whole("attention.value_length", head_dim) != head_dim:
@@ -169,18 +168,23 @@ def _experts(settings: Settings, weights: Weights, normalize: bool) -> Fields:
     return fields
 
 
+def _dense(settings: Settings) -> Settings:
+    """The same without experts, which the readers of other architectures refuse."""
+    return settings.inner({**settings.values, "expert_count": 0})
+
+
 def _qwen3_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
-    return _qwen3(settings, weights, layers) | _experts(settings, weights, normalize=True)
+    return _qwen3(_dense(settings), weights, layers) | _experts(settings, weights, normalize=True)
 
 
 def _olmoe(settings: Settings, weights: Weights, layers: int) -> Fields:
-    return _llama(settings, weights, layers) | {
+    return _llama(_dense(settings), weights, layers) | {
         **_experts(settings, weights, normalize=False), "query_key_norm": True, "query_key_norm_joint": True,
     }  # fmt: skip
 
 
 def _granite_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _granite(settings, weights, layers) | _experts(settings, weights, normalize=True)
+    fields = _granite(_dense(settings), weights, layers) | _experts(settings, weights, normalize=True)
     fields["factors"]["blocks.{i}.mlp.shared.down"] = fields["factors"]["blocks.{i}.mlp.down"]
     return fields
 
