@@ -32,6 +32,7 @@ from edgelm_runtime.errors import CheckpointError, ConfigError, TokenizerError
 
 torch.set_num_threads(1)
 KINDS = gguf.GGMLQuantizationType
+ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 VOCAB = 96
 SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
@@ -187,7 +188,7 @@ def write(path: Path, model: Any, architecture: str, kind: Any = KINDS.F32, **mo
         name = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
         add(writer, name, value)
     layers = metadata(model, architecture)["block_count"]
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper().replace("-", "_")], layers)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], layers)
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
