@@ -103,7 +103,8 @@ DEFAULTS: Mapping[str, Fields] = {
         "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 32,
         "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5, "conv_bias": False,
         "conv_L_cache": 3, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "layer_types": None,
-        "block_auto_adjust_ff_dim": True, "full_attn_idxs": None, "tie_word_embeddings": True, "rope_theta": 1e6,
+        "block_auto_adjust_ff_dim": True, "full_attn_idxs": None,
+        "head_dim": None, "block_ff_dim": None, "tie_word_embeddings": True, "rope_theta": 1e6,
     },
     "hunyuan_v1_dense": {**_LLAMA, "rms_norm_eps": 1e-5, "mlp_bias": None},
     # By its own code, https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/configuration_minicpm.py
