@@ -21,6 +21,7 @@ Init = Literal["gpt2", "pytorch"]
 
 # Rotary tables and learned positions are made for the whole context, so a damaged figure must not pass.
 LONGEST_CONTEXT = 1 << 20
+_PATTERNS = ("local_layers", "rotary_layers", "convolution_layers")
 RopeScalingKind = Literal["linear", "llama3", "yarn", "divisors"]
 
 
@@ -82,7 +83,14 @@ class ModelConfig:
     head_dim: int = 0
     """Features per head. 0: `width / num_heads`."""
     mlp_width: int = 0
-    """Features inside the MLP. 0: `4 * width`."""
+    """Features inside the MLP, or inside each expert. 0: `4 * width`."""
+    num_experts: int = 0
+    """MLPs of which a router chooses some for each token. 0: one MLP for all tokens."""
+    experts_per_token: int = 0
+    normalize_experts: bool = True
+    """Whether the weights of a token's experts sum to 1; if not, they are their shares among all experts."""
+    shared_mlp_width: int = 0
+    """Features inside a further MLP that every token passes, next to the experts. 0: none."""
 
     norm: Norm = "layernorm"
     norm_eps: float = 1e-5
@@ -104,6 +112,12 @@ class ModelConfig:
     rotary_layers: tuple[bool, ...] = ()
     """Which layers rotate, repeated over the depth (SmolLM3 leaves out every fourth). Empty: all of them."""
 
+    convolution_layers: tuple[bool, ...] = ()
+    """Which layers have a short convolution in the place of attention, repeated over the depth (LFM2). Empty: none."""
+    convolution_length: int = 0
+    """Positions that a convolution sees, its own included."""
+    convolution_bias: bool = False
+
     sliding_window: int = 0
     """Tokens that a local layer sees, itself included. 0: every layer sees everything."""
     local_layers: tuple[bool, ...] = ()
@@ -116,6 +130,8 @@ class ModelConfig:
     query_key_norm: bool = False
     query_key_norm_joint: bool = False
     """One norm over the features of all heads together, and not one for each head (OLMo 2)."""
+    query_key_norm_rotated: bool = False
+    """Query and key norms after the rotation and not before it (HunYuan)."""
     parallel_residual: bool = False
     pre_norm: bool = True
     """Norms before attention and MLP."""
@@ -151,6 +167,12 @@ class ModelConfig:
                 f"rope_scaling has {len(divisors)} divisors for {self.rotary_dim // 2} feature pairs",
                 "give one divisor per pair",
             )
+        self._check_experts()
+        if any(self.convolution_layers) != bool(self.convolution_length):
+            raise ConfigError(
+                f"convolution_length is {self.convolution_length} and convolution_layers {self.convolution_layers}",
+                "give both or none",
+            )
         if not self.dropout < 1:
             raise ConfigError(f"dropout is {self.dropout}", "give a number from 0 up to, not including, 1")
 
@@ -158,7 +180,10 @@ class ModelConfig:
         """Each field by itself. The bounds are far above any model: they stop a damaged figure."""
         for name in ("vocab_size", "context_length", "width", "num_layers", "num_heads"):
             _whole(name, getattr(self, name), least=1)
-        for name in ("num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window"):
+        for name in (
+            "num_kv_heads", "head_dim", "mlp_width", "rotary_dim", "sliding_window", "num_experts",
+            "experts_per_token", "shared_mlp_width", "convolution_length",
+        ):  # fmt: skip
             _whole(name, getattr(self, name), least=0)
         for name, most in (("context_length", LONGEST_CONTEXT), ("num_layers", 1 << 12), ("width", 1 << 17)):
             if getattr(self, name) > most:
@@ -172,10 +197,27 @@ class ModelConfig:
                 raise ConfigError(f"{item.name} is {getattr(self, item.name)!r}", "give true or false")
         if self.rope_scaling is not None and not isinstance(self.rope_scaling, RopeScaling):
             raise ConfigError(f"rope_scaling is {self.rope_scaling!r}", "give a table with kind and factor")
-        for name in ("local_layers", "rotary_layers"):
+        for name in _PATTERNS:
             value = getattr(self, name)
             if not isinstance(value, (tuple, list)) or not all(isinstance(each, bool) for each in value):
                 raise ConfigError(f"{name} is {value!r}", "give a list of true and false")
+
+    def _check_experts(self) -> None:
+        if not self.num_experts:
+            if self.experts_per_token or self.shared_mlp_width:
+                raise ConfigError(
+                    "experts_per_token or shared_mlp_width without num_experts", "give num_experts"
+                )
+            return
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise ConfigError(
+                f"experts_per_token is {self.experts_per_token} of {self.num_experts} experts",
+                "give a number from 1 up to num_experts",
+            )
+        if not self.gated_mlp or self.activation != "silu" or self.mlp_bias:
+            raise ConfigError(
+                "experts are not gated MLPs with silu and without biases", "no other experts can be exported"
+            )
 
     def _fill_in(self) -> None:
         def put(name: str, value: object) -> None:
@@ -197,10 +239,15 @@ class ModelConfig:
             put("local_layers", (True,))
         put("local_layers", tuple(bool(local) for local in self.local_layers))
         put("rotary_layers", tuple(bool(turns) for turns in self.rotary_layers))
+        put("convolution_layers", tuple(bool(convolves) for convolves in self.convolution_layers))
 
     def is_local(self, layer: int) -> bool:
         """Whether `layer` sees only the last `sliding_window` tokens."""
         return bool(self.sliding_window and self.local_layers[layer % len(self.local_layers)])
+
+    def convolves(self, layer: int) -> bool:
+        """Whether `layer` has a convolution in the place of attention."""
+        return bool(self.convolution_layers) and self.convolution_layers[layer % len(self.convolution_layers)]
 
     def rotates(self, layer: int) -> bool:
         """Whether queries and keys of `layer` are rotated by their positions."""
@@ -224,7 +271,7 @@ class ModelConfig:
         try:
             if isinstance(given.get("rope_scaling"), Mapping):
                 given["rope_scaling"] = RopeScaling(**given["rope_scaling"])
-            for name in ("local_layers", "rotary_layers"):
+            for name in _PATTERNS:
                 if name in given:
                     given[name] = tuple(given[name])
             return cls(**given)

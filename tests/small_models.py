@@ -40,6 +40,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "pre_norm": False, "post_norm": True, "query_key_norm": True, "query_key_norm_joint": True, "num_kv_heads": 2,
         "rotary_layers": (True, False), **LLAMA,
     },
+    "experts": {
+        "num_experts": 6, "experts_per_token": 3, "normalize_experts": False, "mlp_width": 20, "shared_mlp_width": 12,
+        "num_kv_heads": 2, **LLAMA,
+    },
+    "convolutions": {
+        "convolution_layers": (True, False), "convolution_length": 3, "query_key_norm": True, "num_layers": 3, **LLAMA,
+    },
     "parallel": {"parallel_residual": True, "position": "rotary", "rotary_dim": 2, "activation": "gelu"},
 }  # fmt: skip
 

@@ -29,6 +29,7 @@ ARCHITECTURES = [
     "gpt2", "grouped heads", "windows", "soft caps", "parallel",
     "int8 of gpt2", "int8 of grouped heads", "int8 of windows", "int8 of soft caps", "int8 of parallel",
     "int8, fp32 of gpt2", "cuda of gpt2", "cuda of windows", "cuda of soft caps", "cuda of parallel",
+    "convolutions", "int8 of convolutions", "int4 of experts",
 ]  # fmt: skip
 CONTEXT = 48
 Ids = NDArray[np.int64]

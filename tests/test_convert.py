@@ -140,6 +140,12 @@ def test_what_has_no_name_there_is_refused_and_leaves_nothing(tmp_path: Path) ->
     for write in (write_huggingface, write_gguf):
         with pytest.raises(ExportError, match=r"is this (architecture|one): gpt2 has no"):
             write(made, tmp_path / "out")
+    made.model = Transformer(
+        ModelConfig(**{**SIZES, **FAMILIES["llama"], "num_experts": 4, "experts_per_token": 2})
+    )
+    for write in (write_huggingface, write_gguf):
+        with pytest.raises(ExportError, match="4 experts in each layer cannot be written"):
+            write(made, tmp_path / "out")
     odd = checkpoint("llama")
     assert odd.tokenizer is not None
     odd.tokenizer = Tokenizer(odd.tokenizer.tokens, r"\p{L}+|[^\p{L}]+", odd.tokenizer.special)

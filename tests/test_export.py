@@ -157,6 +157,14 @@ def test_what_cannot_be_exported_says_why_and_leaves_nothing(tmp_path: Path) -> 
         (good, "m.onnx", {"target": "tpu"}, OptionError, "no target 'tpu'; choose from cpu, cuda"),
         (good, "m.onnx", {"target": "cuda"}, OptionError, "add --kv-cache"),
         (good, "m.onnx", {**cuda, "opset": 23}, OptionError, "opset 23 .* for a KV cache on cuda"),
+        (Checkpoint(small_model("experts"), None), "m.onnx", cuda, OptionError, "operator for experts"),
+        (
+            Checkpoint(small_model("convolutions"), None),
+            "m.onnx",
+            cuda,
+            OptionError,
+            "convolutions with a cache",
+        ),
         (good, "m.onnx", {**cuda, "dtype": "int8"}, OptionError, "no int8 file .* choose fp32 or fp16"),
         (
             Checkpoint(small_model(), small_tokenizer()),

@@ -32,6 +32,7 @@ from edgelm_runtime.errors import CheckpointError, ConfigError, TokenizerError
 
 torch.set_num_threads(1)
 KINDS = gguf.GGMLQuantizationType
+ARCHITECTURES = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
 VOCAB = 96
 SIZES = {"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
          "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}  # fmt: skip
@@ -65,6 +66,15 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "attention_multiplier": 0.11, "logits_scaling": 0.7}),
     "minicpm": ("minicpm", "Granite", {**SIZES, "embedding_multiplier": 3.0, "residual_multiplier": 0.22,
         "attention_multiplier": 0.25, "logits_scaling": 1.7}),
+    "qwen3moe": ("qwen3moe", "Qwen3Moe", {**SIZES, "head_dim": 24, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32, "norm_topk_prob": True}),
+    "olmoe": ("olmoe", "Olmoe", {**SIZES, "num_experts": 4, "num_experts_per_tok": 2}),
+    "granitemoe": ("granitemoe", "GraniteMoe", {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 3,
+        "embedding_multiplier": 3.0, "residual_multiplier": 0.22, "attention_multiplier": 0.11}),
+    "granitemoe shared": ("granitemoe", "GraniteMoeShared", {**SIZES, "num_local_experts": 4,
+        "num_experts_per_tok": 2, "shared_intermediate_size": 32, "logits_scaling": 1.3, "residual_multiplier": 0.5}),
+    "lfm2": ("lfm2", "Lfm2", {**SIZES, "layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 32}),
+    "hunyuan": ("hunyuan-dense", "HunYuanDenseV1", {**SIZES, "head_dim": 24}),
     "ernie4_5": ("ernie4_5", "Ernie4_5", {**SIZES, "head_dim": 24}),
     "olmo2": ("olmo2", "Olmo2", SIZES),
     "exaone4": ("exaone4", "Exaone4",
@@ -100,7 +110,9 @@ def metadata(model: Any, architecture: str) -> dict[str, Any]:
                 "attention.layer_norm_epsilon": c.layer_norm_epsilon}  # fmt: skip
     rope = c.rope_parameters if architecture != "gemma3" else c.rope_parameters["full_attention"]
     eps = next(
-        getattr(c, name) for name in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon") if hasattr(c, name)
+        getattr(c, name)
+        for name in ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
+        if hasattr(c, name)
     )
     head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
     turned = int(head_dim * rope.get("partial_rotary_factor", 1.0))
@@ -125,11 +137,20 @@ def metadata(model: Any, architecture: str) -> dict[str, Any]:
             "attn_logit_softcapping": c.attn_logit_softcapping,
             "final_logit_softcapping": c.final_logit_softcapping,
         }
-    if architecture in ("granite", "minicpm"):
+    if "moe" in architecture:
+        keys |= {"expert_count": c.num_local_experts, "expert_used_count": c.num_experts_per_tok}
+    if architecture == "qwen3moe":
+        keys["expert_feed_forward_length"] = c.moe_intermediate_size
+    if getattr(c, "shared_intermediate_size", 0):
+        keys["expert_shared_feed_forward_length"] = c.shared_intermediate_size
+    if architecture in ("granite", "granitemoe", "minicpm"):
         keys |= {"embedding_scale": c.embedding_multiplier, "residual_scale": c.residual_multiplier,
                  "logit_scale": c.logits_scaling}  # fmt: skip
-    if architecture == "granite":
+    if architecture in ("granite", "granitemoe"):
         keys["attention.scale"] = c.attention_multiplier
+    if architecture == "lfm2":
+        keys |= {"shortconv.l_cache": c.conv_L_cache, "feed_forward_length": 64,
+                 "attention.head_count_kv": [2 * (kind != "conv") for kind in c.layer_types]}  # fmt: skip
     if architecture == "stablelm":
         keys["use_parallel_residual"] = c.use_parallel_residual
     return keys
@@ -146,13 +167,15 @@ def rearranged(
 ) -> NDArray[Any]:
     """What llama.cpp's converters do to a tensor of transformers, or the way back."""
     c = model.config
-    permutes = architecture in ("llama", "smollm3", "granite", "minicpm")
+    permutes = architecture in ("llama", "smollm3", "granite", "granitemoe", "minicpm")
     if permutes and ".q_proj." in name:
         return permuted(values, c.num_attention_heads, back)
     if permutes and ".k_proj." in name:
         return permuted(values, c.num_key_value_heads, back)
     if architecture == "gpt2" and ".c_" in name and values.ndim == 2:
         return values.T
+    if name.endswith("conv.weight"):
+        return values[:, None] if back else values[:, 0]
     if architecture.startswith("gemma") and "norm" in name:
         return values + (-1 if back else 1)
     return values
@@ -165,18 +188,22 @@ def write(path: Path, model: Any, architecture: str, kind: Any = KINDS.F32, **mo
         name = key if key.startswith(("tokenizer.", "general.")) else f"{architecture}.{key}"
         add(writer, name, value)
     layers = metadata(model, architecture)["block_count"]
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], layers)
+    names = gguf.get_tensor_name_map(ARCHITECTURES[architecture], layers)
     tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
     with torch.no_grad():
         for name, parameter in model.state_dict().items():
             if tied and name == "lm_head.weight":
                 continue
-            values = rearranged(name, parameter.numpy(), model, architecture)
-            stored = kind if values.ndim == 2 else KINDS.F32
-            data = encoded(np.ascontiguousarray(values, dtype=np.float32), stored)
-            writer.add_tensor(names.get_name(name, (".weight", ".bias")), data, raw_dtype=stored)
-            real = gguf.dequantize(data, stored).reshape(values.shape)
-            parameter.copy_(torch.from_numpy(rearranged(name, real, model, architecture, back=True).copy()))
+            real = []
+            for stored_name, part in parts(name, parameter.numpy()):
+                values = rearranged(name, part, model, architecture)
+                stored = kind if values.ndim > 1 else KINDS.F32
+                data = encoded(np.ascontiguousarray(values, dtype=np.float32), stored)
+                called = names.get_name(stored_name, (".weight", ".bias")) or stored_name
+                writer.add_tensor(called, data, raw_dtype=stored)
+                decoded = gguf.dequantize(data, stored).reshape(values.shape)
+                real.append(rearranged(name, decoded, model, architecture, back=True))
+            parameter.copy_(torch.from_numpy(np.concatenate(real, axis=1 if parameter.dim() == 3 else 0)))
     if architecture == "llama" and model.config.rope_parameters["rope_type"] == "llama3":
         dim = model.model.rotary_emb.inv_freq.numel()
         plain = 1 / 10000.0 ** (torch.arange(dim) / dim)
@@ -189,6 +216,28 @@ def write(path: Path, model: Any, architecture: str, kind: Any = KINDS.F32, **mo
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def parts(name: str, values: NDArray[Any]) -> list[tuple[str, NDArray[Any]]]:
+    """What llama.cpp's converters split, under their names: gate and linear half of experts."""
+    layer = name.split(".")[2] if ".layers." in name else ""
+    if "shared_mlp.input_linear" in name:
+        return list(zip((f"blk.{layer}.ffn_gate_shexp.weight", f"blk.{layer}.ffn_up_shexp.weight"),
+                        np.split(values, 2), strict=True))  # fmt: skip
+    if "shared_mlp.output_linear" in name:
+        return [(f"blk.{layer}.ffn_down_shexp.weight", values)]
+    if name.endswith("experts.gate_up_proj"):
+        return list(zip((f"blk.{layer}.ffn_gate_exps.weight", f"blk.{layer}.ffn_up_exps.weight"),
+                        np.split(values, 2, axis=1), strict=True))  # fmt: skip
+    if name.endswith("experts.down_proj"):
+        return [(f"blk.{layer}.ffn_down_exps.weight", values)]
+    if name.endswith(("query_layernorm.weight", "key_layernorm.weight")):
+        return [(f"blk.{layer}.attn_{'q' if 'query' in name else 'k'}_norm.weight", values)]
+    if name.endswith("conv.conv.weight"):
+        return [(f"blk.{layer}.shortconv.conv.weight", values)]
+    if name.endswith(("mlp.gate.weight", "router.layer.weight", "router.weight")):
+        return [(f"blk.{layer}.ffn_gate_inp.weight", values)]
+    return [(name, values)]
 
 
 def add(writer: Any, name: str, value: Any) -> None:

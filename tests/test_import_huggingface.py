@@ -35,6 +35,7 @@ LLAMA = {"vocab_size": VOCAB, "hidden_size": 48, "intermediate_size": 40, "num_h
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 16, "rope_theta": 10000.0}  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "rope_theta": 10000.0}
+EXPERTS = {**LLAMA, "num_experts": 6, "num_experts_per_tok": 3}
 GEMMA = {**LLAMA, "num_key_value_heads": 1, "head_dim": 10, "sliding_window": 7, "query_pre_attn_scalar": 23}
 NEOX = {"vocab_size": VOCAB, "hidden_size": 72, "intermediate_size": 44, "num_hidden_layers": 3,
         "num_attention_heads": 3, "max_position_embeddings": 64}  # fmt: skip
@@ -192,6 +193,63 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("Helium", {**LLAMA, "head_dim": 12}),
     "ernie4_5": ("Ernie4_5", {**LLAMA, "head_dim": 14, "use_bias": True}),
     "seed_oss": ("SeedOss", {**LLAMA, "head_dim": 14, "attention_out_bias": True}),
+    "qwen3_moe": (
+        "Qwen3Moe",
+        {**EXPERTS, "head_dim": 14, "moe_intermediate_size": 20, "norm_topk_prob": True},
+    ),
+    "olmoe": ("Olmoe", {**EXPERTS, "norm_topk_prob": False}),
+    "granitemoe": (
+        "GraniteMoe",
+        {
+            **LLAMA,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.4,
+            "attention_multiplier": 0.11,
+            "logits_scaling": 1.7,
+        },
+    ),
+    "granitemoeshared": (
+        "GraniteMoeShared",
+        {
+            **LLAMA,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 3,
+            "shared_intermediate_size": 28,
+            "residual_multiplier": 0.3,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "lfm2": (
+        "Lfm2",
+        {
+            **LLAMA,
+            "num_hidden_layers": 4,
+            "layer_types": ["conv", "full_attention", "conv", "conv"],
+            "conv_L_cache": 3,
+            "block_multiple_of": 4,
+        },
+    ),
+    "lfm2 longer kernel, biases, untied": (
+        "Lfm2",
+        {
+            **LLAMA,
+            "layer_types": ["full_attention", "conv", "full_attention"],
+            "conv_L_cache": 5,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        {
+            **LLAMA,
+            "head_dim": 16,
+            "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 100.0},
+        },
+    ),
     "internlm3": ("InternLM3", {**LLAMA, "head_dim": 14, "attention_bias": True, "mlp_bias": True}),
 }
 
@@ -242,11 +300,13 @@ def test_agrees_with_transformers(name: str, tmp_path: Path) -> None:
 
 # One of each kind of graph that no other test exports: what a family adds to Llama.
 EXPORTED = ["phi3 longrope", "smollm3 windows", "gemma2", "granite tied, biases", "olmo3", "exaone4 windows",
-            "stablelm parallel", "phi grouped, normed", "starcoder2", "ernie4_5"]  # fmt: skip
+            "stablelm parallel", "phi grouped, normed", "starcoder2", "ernie4_5", "qwen3_moe", "granitemoeshared",
+            "lfm2 longer kernel, biases, untied", "hunyuan_v1_dense"]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "kv_cache"), [*((name, True) for name in EXPORTED), ("olmo3", False), ("smollm3 windows", False)]
+    ("name", "kv_cache"),
+    [*((name, True) for name in EXPORTED), ("olmo3", False), ("smollm3 windows", False), ("olmoe", False)],
 )
 def test_is_exported_as_transformers_has_it(name: str, kv_cache: bool, tmp_path: Path) -> None:
     """The exporter compares with PyTorch by itself; here logits and greedy text are the reference's."""

@@ -144,7 +144,9 @@ def _architecture(config: Mapping[str, Any]) -> str:
         "{num_layers}",
         "width {width}",
         "{num_heads} of {head_dim}" + (" on {num_kv_heads}" if shared else ""),
-        "MLP {mlp_width} {activation}" + (" gated" if config.get("gated_mlp") else ""),
+        ("{experts_per_token} of {num_experts} experts, each " if config.get("num_experts") else "")
+        + "MLP {mlp_width} {activation}"
+        + (" gated" if config.get("gated_mlp") else ""),
         "{norm}",
         "{position} positions",
     ]

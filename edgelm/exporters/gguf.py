@@ -17,7 +17,7 @@ import torch
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
 from edgelm.exporters.tokenizer_json import byte_level_text, merges_of
-from edgelm.exporters.weights import difference, named_weights
+from edgelm.exporters.weights import difference, named_weights, refuse_experts
 from edgelm.importers import load_source
 from edgelm.importers.gguf.architectures import ARCHITECTURES
 from edgelm.importers.gguf.cuts import GGUF_CUTS
@@ -42,6 +42,7 @@ def write_gguf(checkpoint: Checkpoint, path: Path, file_type: FileType = "F16") 
 
     Raises ExportError for an architecture or a tokenizer that has no name there, OutputError.
     """
+    refuse_experts(checkpoint.config)
     kind, tokenizer = _architecture(checkpoint.config), _tokenizer(checkpoint)
     with new_files(path) as new:
         try:

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from edgelm.checkpoint import Checkpoint, replaced_folder
 from edgelm.config import ModelConfig, RopeScaling
 from edgelm.exporters.tokenizer_json import tokenizer_json
-from edgelm.exporters.weights import difference, named_weights
+from edgelm.exporters.weights import difference, named_weights, refuse_experts
 from edgelm.importers import load_source
 from edgelm.importers.huggingface.config import family_of
 from edgelm_runtime.errors import EdgelmError, ExportError, OutputError
@@ -39,6 +39,7 @@ def write_huggingface(checkpoint: Checkpoint, folder: Path) -> str:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise OutputError(f"{folder} is there already", "choose a new folder")
+    refuse_experts(checkpoint.config)
     kind, files = _family(checkpoint.config), _text_files(checkpoint)
     with replaced_folder(folder) as new:
         try:

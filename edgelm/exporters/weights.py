@@ -19,6 +19,15 @@ Parts = Sequence[torch.Tensor]
 _NOT_COMPARED = ("dropout", "init")
 
 
+def refuse_experts(config: ModelConfig) -> None:
+    """Raise ExportError for a model whose MLPs are routed experts."""
+    if config.num_experts:
+        raise ExportError(
+            f"a model with {config.num_experts} experts in each layer cannot be written in this format",
+            "export it to ONNX, or convert the model that it was imported from",
+        )
+
+
 def named_weights(checkpoint: Checkpoint, family: Family) -> dict[str, torch.Tensor]:
     """The weights, float32, by the family's names. Raises CheckpointError where it has no name for one."""
     config = checkpoint.config

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from edgelm.data.batches import IGNORED, Batch
 from edgelm.finetuning.rows import ChatRows
-from edgelm.model import Attend, Transformer
+from edgelm.model import Attend, TorchOperators, Transformer
 
 
 class PreferenceObjective(nn.Module):
@@ -42,7 +42,7 @@ def answer_logprobs(
 ) -> torch.Tensor:
     """The log-probability (B,) of each row's targets that count, in nats."""
     counted = targets != IGNORED
-    logits = model.logits(model.hidden(ids, attend=attend)[counted]).float()
+    logits = model.logits(model.hidden(ids, operators=TorchOperators(attend))[counted]).float()
     losses = F.cross_entropy(logits, targets[counted], reduction="none")
     row = counted.nonzero()[:, 0]
     return torch.zeros(len(ids), device=ids.device).index_add(0, row, -losses)

@@ -38,6 +38,30 @@ def halves_apart(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.
     )
 
 
+def gates_and_ups(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """Rows of gate and linear half in turn, (experts, 2 * width, in), of all experts.
+
+    Takes both in one tensor (gate first), one tensor of each, or all gates and then all linear halves.
+    """
+    if tensors[0].dim() == 2:
+        half = len(tensors) // 2
+        gate, up = torch.stack(list(tensors[:half])), torch.stack(list(tensors[half:]))
+    else:
+        gate, up = tensors[0].chunk(2, dim=1) if len(tensors) == 1 else tensors
+    return torch.stack((gate, up), dim=2).flatten(1, 2)
+
+
+def stacked(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """One matrix of each expert as (experts, out, in)."""
+    return tensors[0] if tensors[0].dim() == 3 else torch.stack(list(tensors))
+
+
+def positions_first(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
+    """A kernel of each feature, (width, 1, length) or (width, length), as (length, width). Biases stay as they are."""
+    kernel = join(tensors, config)
+    return kernel if kernel.dim() == 1 else kernel.flatten(1).t()
+
+
 def _halved(rows: torch.Tensor, heads: int, config: ModelConfig) -> torch.Tensor:
     each = rows.view(heads, config.head_dim, *rows.shape[1:])  # fails for figures that do not fit
     rotary = config.rotary_dim

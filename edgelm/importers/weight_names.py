@@ -7,7 +7,17 @@ of a gated `up` are the gate, then the rest; rotary features are paired half a r
 
 from __future__ import annotations
 
-from edgelm.importers.weight_arrangements import halves_apart, heads_apart, plus_one, transposed
+from dataclasses import replace
+
+from edgelm.importers.weight_arrangements import (
+    gates_and_ups,
+    halves_apart,
+    heads_apart,
+    plus_one,
+    positions_first,
+    stacked,
+    transposed,
+)
 from edgelm.importers.weight_rules import Arrange, Family, Rule, join
 
 
@@ -16,6 +26,14 @@ def _both(target: str, *sources: str, arrange: Arrange = join) -> tuple[Rule, Ru
     return (
         Rule(f"{target}.weight", tuple(f"{name}.weight" for name in sources), arrange),
         Rule(f"{target}.bias", tuple(f"{name}.bias" for name in sources), arrange),
+    )
+
+
+def _convolution(prefix: str, kernel: str) -> tuple[Rule, ...]:
+    return (
+        *_both("blocks.{i}.convolution.input", f"{prefix}.in_proj"),
+        *_both("blocks.{i}.convolution.kernel", f"{prefix}.{kernel}", arrange=positions_first),
+        *_both("blocks.{i}.convolution.output", f"{prefix}.out_proj"),
     )
 
 
@@ -124,20 +142,21 @@ def _llama(
     down: str = "layers.{i}.mlp.down_proj",
     key_norms: tuple[str, str] = ("q_norm", "k_norm"),
     final: str = "norm",
+    experts: tuple[Rule, ...] = (),
+    before: str = "layers.{i}.input_layernorm",
 ) -> Family:
     """Llama's names, and what others call the same."""
     query, key = (_ATTENTION + name for name in key_norms)
     return Family(
         rules=(
             *_both("token_embedding", "embed_tokens"),
-            *_both("blocks.{i}.attention_norm", "layers.{i}.input_layernorm", arrange=norm),
+            *_both("blocks.{i}.attention_norm", before, arrange=norm),
             *_both("blocks.{i}.attention.qkv", *qkv, arrange=order),
             *_both("blocks.{i}.attention.query_norm", query, arrange=norm),
             *_both("blocks.{i}.attention.key_norm", key, arrange=norm),
             *_both("blocks.{i}.attention.out", out),
             *norms,
-            *_both("blocks.{i}.mlp.up", *up),
-            *_both("blocks.{i}.mlp.down", down),
+            *(experts or (*_both("blocks.{i}.mlp.up", *up), *_both("blocks.{i}.mlp.down", down))),
             *_both("final_norm", final, arrange=norm),
             *_both("head", "lm_head"),
         ),
@@ -177,6 +196,30 @@ PHI = _llama(
     norms=_ONE_NORM, out=_ATTENTION + "dense", up=("layers.{i}.mlp.fc1",), down="layers.{i}.mlp.fc2",
     key_norms=("q_layernorm", "k_layernorm"), final="final_layernorm",
 )  # fmt: skip
+# Routed experts: a matrix each (Qwen 3, OLMoE), or all in one tensor (Granite).
+LLAMA_EXPERTS = _llama(experts=(
+    Rule("blocks.{i}.mlp.router.weight", ("layers.{i}.mlp.gate.weight",)),
+    Rule(
+        "blocks.{i}.mlp.up.weight",
+        ("layers.{i}.mlp.experts.{e}.gate_proj.weight", "layers.{i}.mlp.experts.{e}.up_proj.weight"), gates_and_ups,
+    ),
+    Rule("blocks.{i}.mlp.down.weight", ("layers.{i}.mlp.experts.{e}.down_proj.weight",), stacked),
+))  # fmt: skip
+_SPARSE = "layers.{i}.block_sparse_moe."
+GRANITE_EXPERTS = _llama(experts=(
+    Rule("blocks.{i}.mlp.router.weight", (_SPARSE + "router.layer.weight",)),
+    Rule("blocks.{i}.mlp.up.weight", (_SPARSE + "input_linear.weight",), gates_and_ups),
+    Rule("blocks.{i}.mlp.down.weight", (_SPARSE + "output_linear.weight",), stacked),
+    Rule("blocks.{i}.mlp.shared.up.weight", ("layers.{i}.shared_mlp.input_linear.weight",)),
+    Rule("blocks.{i}.mlp.shared.down.weight", ("layers.{i}.shared_mlp.output_linear.weight",)),
+))  # fmt: skip
+_LFM2 = _llama(
+    before="layers.{i}.operator_norm", norms=_both("blocks.{i}.mlp_norm", "layers.{i}.ffn_norm"),
+    out=_ATTENTION + "out_proj", up=("layers.{i}.feed_forward.w1", "layers.{i}.feed_forward.w3"),
+    down="layers.{i}.feed_forward.w2", key_norms=("q_layernorm", "k_layernorm"), final="embedding_norm",
+)  # fmt: skip
+LFM2 = replace(_LFM2, rules=(*_LFM2.rules, *_convolution("layers.{i}.conv", "conv")))
+HUNYUAN = _llama(key_norms=("query_layernorm", "key_layernorm"))
 STARCODER2 = _llama(up=("layers.{i}.mlp.c_fc",), down="layers.{i}.mlp.c_proj")
 
 
@@ -192,6 +235,8 @@ def _gguf(
     up: tuple[str, ...] = _GATED,
     mlp_norm: str = "blk.{i}.ffn_norm",
     attention_post_norm: str = "blk.{i}.post_attention_norm",
+    experts: tuple[Rule, ...] = (),
+    final: str = "output_norm",
 ) -> Family:
     return Family(
         rules=(
@@ -204,10 +249,12 @@ def _gguf(
             *_both("blocks.{i}.attention.out", "blk.{i}.attn_output"),
             *_both("blocks.{i}.attention_post_norm", attention_post_norm),
             *_both("blocks.{i}.mlp_norm", mlp_norm),
-            *_both("blocks.{i}.mlp.up", *up),
-            *_both("blocks.{i}.mlp.down", "blk.{i}.ffn_down"),
+            *(
+                experts
+                or (*_both("blocks.{i}.mlp.up", *up), *_both("blocks.{i}.mlp.down", "blk.{i}.ffn_down"))
+            ),
             *_both("blocks.{i}.mlp_post_norm", "blk.{i}.post_ffw_norm"),
-            *_both("final_norm", "output_norm"),
+            *_both("final_norm", final),
             *_both("head", "output"),
         ),
         layer="blk.",
@@ -229,3 +276,19 @@ GGUF_SEED_OSS = _gguf(mlp_norm="blk.{i}.post_attention_norm")
 GGUF_STABLELM_PARALLEL = _gguf(mlp_norm="blk.{i}.attn_norm")
 GGUF_PHI2 = _gguf(up=_PLAIN, mlp_norm="blk.{i}.attn_norm")
 GGUF_PHI2_FUSED = _gguf(_FUSED, up=_PLAIN, mlp_norm="blk.{i}.attn_norm")
+
+_EXPERTS = (
+    Rule("blocks.{i}.mlp.router.weight", ("blk.{i}.ffn_gate_inp.weight",)),
+    Rule(
+        "blocks.{i}.mlp.up.weight",
+        ("blk.{i}.ffn_gate_exps.weight", "blk.{i}.ffn_up_exps.weight"),
+        gates_and_ups,
+    ),
+    Rule("blocks.{i}.mlp.down.weight", ("blk.{i}.ffn_down_exps.weight",), stacked),
+    Rule("blocks.{i}.mlp.shared.up.weight", ("blk.{i}.ffn_gate_shexp.weight", "blk.{i}.ffn_up_shexp.weight")),
+    Rule("blocks.{i}.mlp.shared.down.weight", ("blk.{i}.ffn_down_shexp.weight",)),
+)
+GGUF_EXPERTS_HALVES = _gguf(experts=_EXPERTS)
+GGUF_EXPERTS_NEIGHBOURS = _gguf(order=halves_apart, experts=_EXPERTS)
+_GGUF_LFM2 = _gguf(final="token_embd_norm")
+GGUF_LFM2 = replace(_GGUF_LFM2, rules=(*_GGUF_LFM2.rules, *_convolution("blk.{i}.shortconv", "conv")))

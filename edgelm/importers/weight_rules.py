@@ -41,7 +41,7 @@ def join(tensors: Sequence[torch.Tensor], config: ModelConfig) -> torch.Tensor:
 @dataclass(frozen=True)
 class Rule:
     """`target` is made of `sources` by `arrange`. `{i}` is the layer; a source with `{h}` stands for one
-    tensor per head."""
+    tensor per head, with `{e}` for one per expert."""
 
     target: str
     sources: tuple[str, ...]
@@ -50,9 +50,11 @@ class Rule:
     def names(self, layer: int, config: ModelConfig) -> list[str]:
         """The sources' names for a layer."""
         return [
-            name.format(i=layer, h=head)
+            name.format(i=layer, h=part, e=part)
             for name in self.sources
-            for head in (range(config.num_heads) if "{h}" in name else (0,))
+            for part in range(
+                config.num_heads if "{h}" in name else config.num_experts if "{e}" in name else 1
+            )
         ]
 
 

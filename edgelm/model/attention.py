@@ -92,7 +92,7 @@ class Attention(nn.Module):
         rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
         self.qkv = nn.Linear(config.width, rows, bias=config.qkv_bias)
         self.out = nn.Linear(config.num_heads * config.head_dim, config.width, bias=config.attention_bias)
-        self.joint_norm = config.query_key_norm_joint
+        self.joint_norm, self.norm_rotated = config.query_key_norm_joint, config.query_key_norm_rotated
         sizes = [count * config.head_dim if self.joint_norm else config.head_dim for count in self.counts[:2]]
         normed = [make_norm(config, size) if config.query_key_norm else nn.Identity() for size in sizes]
         self.query_norm, self.key_norm = normed
@@ -107,10 +107,12 @@ class Attention(nn.Module):
             part.view(batch, length, count, self.head_dim).transpose(1, 2)
             for part, count in zip((query, key, value), self.counts, strict=True)
         )
-        if not self.joint_norm:
+        if not self.joint_norm and not self.norm_rotated:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotate is not None:
             query, key = rotate(query), rotate(key)
+        if self.norm_rotated:
+            query, key = self.query_norm(query), self.key_norm(key)
         spec = self.spec
         if self.training and self.dropout:
             spec = AttentionSpec(spec.layer, spec.scale, spec.window, spec.softcap, self.dropout)

@@ -12,7 +12,6 @@ Choices, and why:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -20,26 +19,18 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from edgelm.config import ModelConfig
-from edgelm.model.attention import Attend, Attention, Rotate, causal_attention
+from edgelm.model.attention import Attention, Rotate
+from edgelm.model.convolution import ShortConvolution
+from edgelm.model.experts import Experts
 from edgelm.model.mlp import MLP
 from edgelm.model.norm import make_norm
-from edgelm.model.position import rotary_table, rotate
-
-RotateBy = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], torch.Tensor]
-"""(x (B, H, T, D), cosine table, sine table (context, R / 2), positions (B, T) or None) -> like x."""
-
-
-def rotate_by_table(
-    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
-) -> torch.Tensor:
-    """Rotate x (B, H, T, D) by the rows of the tables at `positions` (B, T), or at 0 .. T - 1."""
-    if positions is None:
-        return rotate(x, cos[: x.shape[2]].to(x.dtype), sin[: x.shape[2]].to(x.dtype))
-    return rotate(x, cos[positions][:, None].to(x.dtype), sin[positions][:, None].to(x.dtype))
+from edgelm.model.operators import Operators, TorchOperators
+from edgelm.model.position import rotary_table
 
 
 class Block(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); or both from the same x (`parallel_residual`).
+    """x + attention(norm(x)), then x + mlp(norm(x)); or both from the same x (`parallel_residual`). Some layers have a
+    convolution in the place of attention.
 
     Norms stand before the two parts, after them, or both (`pre_norm`, `post_norm`).
     """
@@ -48,18 +39,26 @@ class Block(nn.Module):
         super().__init__()
         self.parallel = config.parallel_residual
         self.attention_norm = make_norm(config) if config.pre_norm else nn.Identity()
-        self.attention = Attention(config, layer)
+        if config.convolves(layer):
+            self.convolution = ShortConvolution(config, layer)
+        else:
+            self.attention = Attention(config, layer)
         self.attention_post_norm = make_norm(config) if config.post_norm else nn.Identity()
         self.mlp_norm = make_norm(config) if config.pre_norm else nn.Identity()
-        self.mlp = MLP(config)
+        self.mlp = Experts(config) if config.num_experts else MLP(config)
         self.mlp_post_norm = make_norm(config) if config.post_norm else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: torch.Tensor, rotate: Rotate | None, attend: Attend) -> torch.Tensor:
-        mixed = self.attention_post_norm(self.attention(self.attention_norm(x), rotate, attend))
+    def forward(self, x: torch.Tensor, rotate: Rotate | None, operators: Operators) -> torch.Tensor:
+        mixed = self.attention_post_norm(self._mixed(self.attention_norm(x), rotate, operators))
         base = x if self.parallel else x + self.dropout(mixed)
-        fed = self.dropout(self.mlp_post_norm(self.mlp(self.mlp_norm(base))))
+        fed = self.dropout(self.mlp_post_norm(self.mlp(self.mlp_norm(base), operators)))
         return base + self.dropout(mixed) + fed if self.parallel else base + fed
+
+    def _mixed(self, x: torch.Tensor, rotate: Rotate | None, operators: Operators) -> torch.Tensor:
+        if hasattr(self, "convolution"):
+            return self.convolution(x, operators)
+        return self.attention(x, rotate, operators.attend)
 
 
 class Transformer(nn.Module):
@@ -107,7 +106,7 @@ class Transformer(nn.Module):
         residual = 0.02 / math.sqrt(2 * self.config.num_layers)
         for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                into_residual = name.endswith(("attention.out", "mlp.down"))
+                into_residual = name.endswith(("attention.out", "convolution.output", "mlp.down"))
                 nn.init.normal_(module.weight, std=residual if into_residual else 0.02)
                 if isinstance(module, nn.Linear) and module.bias is not None:
                     nn.init.zeros_(module.bias)
@@ -129,43 +128,41 @@ class Transformer(nn.Module):
         self,
         ids: torch.Tensor,
         positions: torch.Tensor | None = None,
-        attend: Attend = causal_attention,
-        rotate_by: RotateBy = rotate_by_table,
+        operators: Operators = TorchOperators(),  # noqa: B008 - it is frozen
     ) -> torch.Tensor:
-        """States after the final norm (B, T, width). `attend` and `rotate_by` let an exporter put its
-        own operators in the place of attention and rotation."""
-        return self.from_embeddings(self.embed(ids, positions), positions, attend, rotate_by)
+        """States after the final norm (B, T, width). `operators` let an exporter put its own in the place of
+        attention, rotation and the choice of experts."""
+        return self.from_embeddings(self.embed(ids, positions), positions, operators)
 
     def from_embeddings(
         self,
         x: torch.Tensor,
         positions: torch.Tensor | None = None,
-        attend: Attend = causal_attention,
-        rotate_by: RotateBy = rotate_by_table,
+        operators: Operators = TorchOperators(),  # noqa: B008 - it is frozen
     ) -> torch.Tensor:
         """Blocks and final norm over embeddings (B, T, width)."""
         x = self.dropout(x)
-        full, local = self._rotations(positions, rotate_by)
+        full, local = self._rotations(positions, operators)
         for layer, block in enumerate(self.blocks):
             turn = local if self.config.is_local(layer) else full
             turn = turn if self.config.rotates(layer) else None
             if self.gradient_checkpointing and self.training:
-                x = checkpoint(block, x, turn, attend, use_reentrant=False)
+                x = checkpoint(block, x, turn, operators, use_reentrant=False)
             else:
-                x = block(x, turn, attend)
+                x = block(x, turn, operators)
         return self.final_norm(x)
 
     def _rotations(
-        self, positions: torch.Tensor | None, rotate_by: RotateBy
+        self, positions: torch.Tensor | None, operators: Operators
     ) -> tuple[Rotate | None, Rotate | None]:
         if self.config.position != "rotary":
             return None, None
 
         def full(x: torch.Tensor) -> torch.Tensor:
-            return rotate_by(x, self.cos_full, self.sin_full, positions)
+            return operators.rotate_by(x, self.cos_full, self.sin_full, positions)
 
         def local(x: torch.Tensor) -> torch.Tensor:
-            return rotate_by(x, self.cos_local, self.sin_local, positions)
+            return operators.rotate_by(x, self.cos_local, self.sin_local, positions)
 
         return full, local if self.config.local_rope_theta else full
 

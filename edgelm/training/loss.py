@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from edgelm.data.batches import IGNORED
-from edgelm.model import Attend, Transformer
+from edgelm.model import Attend, TorchOperators, Transformer
 
 # Logits at a time: what fits a processor's cache, and what fills a GPU.
 _CPU_LOGITS, _GPU_LOGITS = 1 << 20, 1 << 26
@@ -35,7 +35,7 @@ class Objective(nn.Module):
         self.attend = attend
 
     def forward(self, ids: torch.Tensor, targets: torch.Tensor, count: float = 0.0) -> torch.Tensor:
-        hidden = self.model.hidden(ids, attend=self.attend).flatten(0, 1)
+        hidden = self.model.hidden(ids, operators=TorchOperators(self.attend)).flatten(0, 1)
         targets = targets.flatten()
         count = count or max(int((targets != IGNORED).sum()), 1)
         if self.model.config.logit_softcap:

@@ -96,6 +96,15 @@ def _saved_chats(checkpoint: Checkpoint, folder: Path) -> Path:
 def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, report: Report) -> ParityReport:
     model = trimmed(checkpoint)
     config = model.config
+    if any(config.convolution_layers) and options.target == "cuda":
+        raise OptionError(
+            "the target is cuda, and convolutions with a cache have not been tried there",
+            "choose --target cpu",
+        )
+    if config.num_experts and options.target == "cuda":
+        raise OptionError(
+            "the target is cuda, and the operator for experts is one for the CPU", "choose --target cpu"
+        )
     entries = model_entries(checkpoint, model)
     prompts = golden_prompts(checkpoint.tokenizer, config.context_length, config.vocab_size)
     with new_model_file(path) as new:

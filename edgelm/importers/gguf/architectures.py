@@ -2,8 +2,7 @@
 
 llama.cpp keeps some numbers outside the metadata, in its code: Gemma 3 has a global layer every sixth and a local
 rotary base of 10000, Gemma 2 every second, and both scale attention by head_dim except in their largest sizes;
-SmolLM3 does not rotate every fourth layer, EXAONE 4 none of its global ones. Llama 3's rotary scaling comes as a tensor
-of divisors, `rope_freqs`, and LongRoPE's as two, of which the short ones hold within the original context.
+SmolLM3 does not rotate every fourth layer, EXAONE 4 none of its global ones.
 """
 
 from __future__ import annotations
@@ -12,10 +11,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from edgelm.config import ModelConfig, RopeScaling
+from edgelm.config import ModelConfig
 from edgelm.importers import weight_names as names
 from edgelm.importers.gguf.parts import GgufModel
-from edgelm.importers.notices import shortened
+from edgelm.importers.gguf.rope_scaling import rope_scaling
 from edgelm.importers.settings import Settings
 from edgelm.importers.weight_rules import Family, Weights
 from edgelm_runtime.errors import CheckpointError
@@ -50,11 +49,9 @@ def gguf_config(file: GgufModel) -> tuple[ModelConfig, Family]:
     family = fields.pop("names", family)
     for target, factor in fields.pop("factors", {}).items():
         family = family.scaled(target, factor)
-    config = ModelConfig(
-        vocab_size=rows, tied_head=family.tied(weights, said=True), num_layers=layers,
-        width=settings.whole("embedding_length"), mlp_width=settings.whole("feed_forward_length"), **fields,
-    )  # fmt: skip
-    return config, family
+    sizes = {"width": settings.whole("embedding_length"), "mlp_width": settings.whole("feed_forward_length")}
+    tied = family.tied(weights, said=True)
+    return ModelConfig(vocab_size=rows, tied_head=tied, num_layers=layers, **(sizes | fields)), family
 
 
 def _gpt2(settings: Settings, weights: Weights, layers: int) -> Fields:
@@ -82,7 +79,7 @@ def _heads(settings: Settings, weights: Weights) -> Fields:
         "position": "rotary",
         "rotary_dim": settings.whole("rope.dimension_count", head_dim),
         "rope_theta": settings.positive("rope.freq_base", 10_000.0),
-        **_rope_scaling(settings, weights),
+        **rope_scaling(settings, weights),
     }
 
 
@@ -157,6 +154,61 @@ def _granite(settings: Settings, weights: Weights, layers: int) -> Fields:
     }  # fmt: skip
 
 
+def _experts(settings: Settings, weights: Weights, normalize: bool) -> Fields:
+    """Experts; whether their shares sum to 1 is in llama.cpp's code, by architecture."""
+    width = settings.whole("feed_forward_length")
+    fields = {
+        "num_experts": settings.whole("expert_count"),
+        "experts_per_token": settings.whole("expert_used_count"),
+        "mlp_width": settings.whole("expert_feed_forward_length", width),
+        "normalize_experts": normalize,
+    }
+    if "blk.0.ffn_up_shexp.weight" in weights:
+        fields["shared_mlp_width"] = settings.whole("expert_shared_feed_forward_length")
+    return fields
+
+
+def _dense(settings: Settings) -> Settings:
+    """The same without experts, which the readers of other architectures refuse."""
+    return settings.inner({**settings.values, "expert_count": 0})
+
+
+def _qwen3_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
+    return _qwen3(_dense(settings), weights, layers) | _experts(settings, weights, normalize=True)
+
+
+def _olmoe(settings: Settings, weights: Weights, layers: int) -> Fields:
+    return _llama(_dense(settings), weights, layers) | {
+        **_experts(settings, weights, normalize=False), "query_key_norm": True, "query_key_norm_joint": True,
+    }  # fmt: skip
+
+
+def _granite_experts(settings: Settings, weights: Weights, layers: int) -> Fields:
+    fields = _granite(_dense(settings), weights, layers) | _experts(settings, weights, normalize=True)
+    fields["factors"]["blocks.{i}.mlp.shared.down"] = fields["factors"]["blocks.{i}.mlp.down"]
+    return fields
+
+
+def _lfm2(settings: Settings, weights: Weights, layers: int) -> Fields:
+    heads = settings.values.get("attention.head_count_kv")  # of each layer, 0 where it convolves
+    if not isinstance(heads, list) or len(heads) != layers or len(set(heads) - {0}) != 1:
+        raise settings.wrong(
+            "attention.head_count_kv", "it must be a list of one number, and 0, for each layer"
+        )
+    kv_heads = settings.inner({**settings.values, "attention.head_count_kv": max(heads)})
+    convolves = tuple(count == 0 for count in heads)
+    found = {"convolution_layers": convolves, "convolution_length": settings.whole("shortconv.l_cache")}
+    return _qwen3(kv_heads, weights, layers) | {
+        **(found if any(convolves) else {}),
+        "qkv_bias": False, "attention_bias": False,
+        "convolution_bias": "blk.0.shortconv.conv.bias" in weights,
+    }  # fmt: skip
+
+
+def _hunyuan(settings: Settings, weights: Weights, layers: int) -> Fields:
+    return _qwen3(settings, weights, layers) | {"query_key_norm_rotated": True}
+
+
 def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
     # Early files leave the factors to llama.cpp's code.
     for name in ("embedding_scale", "residual_scale", "logit_scale"):
@@ -207,57 +259,6 @@ def _window(settings: Settings, local: list[bool]) -> Fields:
     return {"sliding_window": settings.whole("attention.sliding_window"), "local_layers": tuple(local)}
 
 
-def _rope_scaling(settings: Settings, weights: Weights) -> Fields:
-    """Scaling by name, or by a tensor of divisors. Raises CheckpointError for kinds that are not known."""
-    kind = settings.values.get("rope.scaling.type", "none")
-    tensors = [name for name in ("rope_freqs.weight", "rope_factors_short.weight") if name in weights]
-    if tensors and (len(tensors) > 1 or kind not in ("none", "linear", "longrope")):
-        raise CheckpointError(
-            f"{settings.source} scales its rotation by {' and '.join(tensors)} and by {kind}",
-            "the file contradicts itself",
-        )
-    if "rope_factors_short.weight" in weights:
-        return _longrope(settings, weights)
-    if tensors:
-        return {
-            "rope_scaling": RopeScaling(kind="divisors", factor=1.0, divisors=_divisors(weights, tensors[0]))
-        }
-    factor = settings.positive("rope.scaling.factor", settings.positive("rope.scale_linear", 1.0))
-    if kind == "none" or (kind == "linear" and factor == 1.0):
-        return {}
-    if kind == "linear":
-        return {"rope_scaling": RopeScaling(kind="linear", factor=factor)}
-    if kind != "yarn":
-        raise settings.refused("rope.scaling.type")
-    settings.require(**{"rope.scaling.attn_factor": 1.0, "rope.scaling.yarn_log_multiplier": 0.0})
-    original = settings.whole("rope.scaling.original_context_length")
-    return {
-        "rope_scaling": RopeScaling(
-            kind="yarn", factor=factor, original_context=original,
-            beta_fast=settings.positive("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=settings.positive("rope.scaling.yarn_beta_slow", 1.0),
-        )
-    }  # fmt: skip
-
-
-def _longrope(settings: Settings, weights: Weights) -> Fields:
-    """LongRoPE within the original context, where its short factors hold; the context ends there."""
-    longest = settings.whole("context_length")
-    original = settings.whole("rope.scaling.original_context_length", longest)
-    scaling = RopeScaling(
-        kind="divisors", factor=1.0, divisors=_divisors(weights, "rope_factors_short.weight"),
-        attention_factor=settings.positive("rope.scaling.attn_factor", 1.0),
-    )  # fmt: skip
-    return {
-        "rope_scaling": scaling,
-        "context_length": shortened(longest, min(longest, original), settings.source),
-    }
-
-
-def _divisors(weights: Weights, name: str) -> tuple[float, ...]:
-    return tuple(weights[name].read().float().flatten().tolist())
-
-
 ARCHITECTURES: Mapping[str, tuple[Family, Reader]] = {
     "gpt2": (names.GGUF_GPT2, _gpt2),
     "llama": (names.GGUF_NEIGHBOURS, _llama),
@@ -269,6 +270,11 @@ ARCHITECTURES: Mapping[str, tuple[Family, Reader]] = {
     "phi3": (names.GGUF_PHI3, _phi3),
     "smollm3": (names.GGUF_NEIGHBOURS, _smollm3),
     "granite": (names.GGUF_NEIGHBOURS, _granite),
+    "qwen3moe": (names.GGUF_EXPERTS_HALVES, _qwen3_experts),
+    "olmoe": (names.GGUF_EXPERTS_HALVES, _olmoe),
+    "granitemoe": (names.GGUF_EXPERTS_NEIGHBOURS, _granite_experts),
+    "lfm2": (names.GGUF_LFM2, _lfm2),
+    "hunyuan-dense": (names.GGUF_HALVES, _hunyuan),
     "minicpm": (names.GGUF_NEIGHBOURS, _minicpm),
     "ernie4_5": (names.GGUF_NEIGHBOURS, _llama),
     "olmo2": (names.GGUF_HALVES, _olmo2),

@@ -17,6 +17,8 @@ from edgelm.importers.settings import Settings
 from edgelm.importers.weight_rules import Family, Weights
 from edgelm_runtime.errors import CheckpointError
 
+TIED = ("tie_word_embeddings", "tie_embedding")  # the later of which is LFM2's
+
 
 def family_of(values: Mapping[str, Any], source: str) -> Family:
     """The weight names that config.json's `model_type` stands for. Raises CheckpointError for others."""
@@ -52,7 +54,7 @@ def read_config(values: Mapping[str, Any], weights: Weights, source: str) -> tup
     if fields.get("sliding_window", 0) >= fields["context_length"] and "local_rope_theta" not in fields:
         del fields["sliding_window"], fields["local_layers"]  # a window over everything is none
     _check_biases(settings, fields)
-    tied = family.tied(weights, settings.flag("tie_word_embeddings"))
+    tied = family.tied(weights, settings.flag(TIED[1] if TIED[1] in values else TIED[0]))
     return ModelConfig(vocab_size=rows, num_layers=layers, tied_head=tied, **fields), family
 
 

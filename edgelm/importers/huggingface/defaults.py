@@ -81,6 +81,32 @@ DEFAULTS: Mapping[str, Fields] = {
         "sliding_window": None, "no_rope_layers": None, "no_rope_layer_interval": 4, "tie_word_embeddings": True,
     },
     "granite": {**_LLAMA, **_FACTORS},
+    "granitemoe": {
+        **_LLAMA, **_FACTORS, "num_local_experts": 8, "num_experts_per_tok": 2, "mlp_bias": None,
+    },
+    "granitemoeshared": {
+        **_LLAMA, **_FACTORS, "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 0,
+        "mlp_bias": None,
+    },
+    "olmoe": {
+        **_LLAMA, "hidden_size": 2048, "intermediate_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8,
+        "norm_topk_prob": False, "clip_qkv": None, "mlp_bias": None,
+    },
+    "qwen3_moe": {
+        **_LLAMA, "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_key_value_heads": 4,
+        "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096, "mlp_bias": None,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False,
+        "decoder_sparse_step": 1, "mlp_only_layers": None,
+    },
+    "lfm2": {
+        "hidden_size": 2560, "intermediate_size": 12288, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5, "conv_bias": False,
+        "conv_L_cache": 3, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0, "layer_types": None,
+        "block_auto_adjust_ff_dim": True, "full_attn_idxs": None,
+        "head_dim": None, "block_ff_dim": None, "tie_word_embeddings": True, "rope_theta": 1e6,
+    },
+    "hunyuan_v1_dense": {**_LLAMA, "rms_norm_eps": 1e-5, "mlp_bias": None},
     # By its own code, https://huggingface.co/openbmb/MiniCPM-2B-sft-bf16/blob/main/configuration_minicpm.py
     "minicpm": {
         **_LLAMA, "scale_emb": 1, "dim_model_base": 1, "scale_depth": 1, "tie_word_embeddings": True, "mlp_bias": None,

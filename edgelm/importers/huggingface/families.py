@@ -7,12 +7,20 @@ folded into weights, by target name; `names` are other weight names than the fam
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from edgelm.importers import weight_names as names
+from edgelm.importers.huggingface.experts import (
+    granite,
+    granite_experts,
+    granite_shared,
+    olmoe,
+    qwen3_experts,
+)
 from edgelm.importers.huggingface.gpt import gpt2, gpt_neo, gpt_neox
-from edgelm.importers.huggingface.rope import context_of, layered_rotary_fields, rotary_fields
+from edgelm.importers.huggingface.lfm2 import lfm2
+from edgelm.importers.huggingface.llama import Fields, Reader, llama, sizes
+from edgelm.importers.huggingface.rope import layered_rotary_fields, rotary_fields
 from edgelm.importers.huggingface.windows import layer_types, window
 from edgelm.importers.settings import Settings
 from edgelm.importers.weight_rules import Family, Weights
@@ -20,45 +28,14 @@ from edgelm.importers.weight_rules import Family, Weights
 # How the families call the number of layers.
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 
-Fields = dict[str, Any]
-Reader = Callable[[Settings, Weights, int], Fields]
-"""(config.json with defaults, tensors, how many layers the tensors make) -> fields of the config."""
-
-
-def _sizes(settings: Settings) -> Fields:
-    """What all the families that are like Llama call by the same names."""
-    heads, width = settings.whole("num_attention_heads"), settings.whole("hidden_size")
-    return {
-        "context_length": context_of(settings),
-        "width": width,
-        "num_heads": heads,
-        "num_kv_heads": settings.whole("num_key_value_heads", heads),
-        "head_dim": settings.whole("head_dim", max(1, width // heads)),
-        "mlp_width": settings.whole("intermediate_size"),
-    }
-
-
-def _llama(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _sizes(settings)
-    return fields | {
-        "norm": "rmsnorm",
-        "norm_eps": settings.positive("rms_norm_eps"),
-        "activation": settings.activation("hidden_act", "silu"),
-        "gated_mlp": True,
-        "qkv_bias": "layers.0.self_attn.q_proj.bias" in weights,
-        "attention_bias": "layers.0.self_attn.o_proj.bias" in weights,
-        "mlp_bias": "layers.0.mlp.up_proj.bias" in weights,
-        **rotary_fields(settings, fields["head_dim"]),
-    }
-
 
 def _windowed(settings: Settings, weights: Weights, layers: int) -> Fields:
     """Llama with a window in every layer (Mistral, Phi 3), where one is given."""
-    return _llama(settings, weights, layers) | window(settings, "sliding_window", [True])
+    return llama(settings, weights, layers) | window(settings, "sliding_window", [True])
 
 
 def _qwen(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _llama(settings, weights, layers)
+    fields = llama(settings, weights, layers)
     if settings.flag("use_sliding_window"):
         first = settings.number("max_window_layers")
         local = layer_types(settings, layers) or [layer >= first for layer in range(layers)]
@@ -75,7 +52,7 @@ def _qwen3(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 
 def _smollm3(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _llama(settings, weights, layers)
+    fields = llama(settings, weights, layers)
     every = settings.whole("no_rope_layer_interval")
     rotates = settings.values.get("no_rope_layers")  # 1 where a layer does rotate
     if rotates is None:
@@ -90,7 +67,7 @@ def _smollm3(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 def _gemma(settings: Settings, weights: Weights, layers: int) -> Fields:
     settings.require(use_bidirectional_attention=False)
-    fields = _llama(settings, weights, layers)
+    fields = llama(settings, weights, layers)
     said = settings.values.get("hidden_activation") or settings.values.get("hidden_act")
     # Early files say gelu and mean its approximation.
     plain = settings.inner({"activation": "gelu_pytorch_tanh" if said == "gelu" else said})
@@ -126,21 +103,28 @@ def _gemma3(settings: Settings, weights: Weights, layers: int) -> Fields:
     )
 
 
-def _granite(settings: Settings, weights: Weights, layers: int) -> Fields:
-    residual, divisor = settings.number("residual_multiplier"), settings.positive("logits_scaling")
-    return _llama(settings, weights, layers) | {
-        "embedding_scale": settings.number("embedding_multiplier"),
-        "attention_scale": settings.positive("attention_multiplier"),
-        "factors": {
-            "blocks.{i}.attention.out": residual, "blocks.{i}.mlp.down": residual, "final_norm": 1 / divisor,
-        },
+def _hunyuan(settings: Settings, weights: Weights, layers: int) -> Fields:
+    """Norms of queries and keys after the rotation; a scaling called dynamic that is a fixed larger base."""
+    name = "rope_scaling" if settings.values.get("rope_scaling") else "rope_parameters"
+    entry = settings.inner(settings.table(name))
+    stretch = 1.0
+    if (entry.values.get("rope_type") or entry.values.get("type")) == "dynamic" and entry.values.get("alpha"):
+        head_dim = settings.whole(
+            "head_dim", max(1, settings.whole("hidden_size") // settings.whole("num_attention_heads"))
+        )
+        stretch = entry.positive("alpha") ** (head_dim / (head_dim - 2))
+        plain = {**entry.values, "rope_type": "default", "type": "default"}
+        settings = settings.inner({**settings.values, name: plain})
+    fields = llama(settings, weights, layers)
+    return fields | {
+        "rope_theta": fields["rope_theta"] * stretch, "query_key_norm": True, "query_key_norm_rotated": True,
     }  # fmt: skip
 
 
 def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
     residual = settings.positive("scale_depth") / math.sqrt(layers)
     divisor = settings.whole("hidden_size") / settings.whole("dim_model_base")
-    return _llama(settings, weights, layers) | {
+    return llama(settings, weights, layers) | {
         "embedding_scale": settings.positive("scale_emb"),
         "factors": {
             "blocks.{i}.attention.out": residual, "blocks.{i}.mlp.down": residual, "final_norm": 1 / divisor,
@@ -150,7 +134,7 @@ def _minicpm(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 def _olmo2(settings: Settings, weights: Weights, layers: int) -> Fields:
     after = {"pre_norm": False, "post_norm": True}
-    return _llama(settings, weights, layers) | {**after, "query_key_norm": True, "query_key_norm_joint": True}
+    return llama(settings, weights, layers) | {**after, "query_key_norm": True, "query_key_norm_joint": True}
 
 
 def _olmo3(settings: Settings, weights: Weights, layers: int) -> Fields:
@@ -164,7 +148,7 @@ def _olmo3(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 
 def _exaone4(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _llama(settings, weights, layers) | {
+    fields = llama(settings, weights, layers) | {
         "pre_norm": False,
         "post_norm": True,
         "query_key_norm": True,
@@ -180,14 +164,14 @@ def _exaone4(settings: Settings, weights: Weights, layers: int) -> Fields:
 def _stablelm(settings: Settings, weights: Weights, layers: int) -> Fields:
     settings.require(qk_layernorm=False)  # it has gains of its own for each head
     named_alike = settings.inner({**settings.values, "rms_norm_eps": settings.positive("layer_norm_eps")})
-    fields = _llama(named_alike, weights, layers) | {"norm": "layernorm"}
+    fields = llama(named_alike, weights, layers) | {"norm": "layernorm"}
     if settings.flag("use_parallel_residual"):
         fields |= {"parallel_residual": True, "names": names.STABLELM_PARALLEL}
     return fields
 
 
 def _phi(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields = _sizes(settings)
+    fields = sizes(settings)
     return fields | {
         "norm_eps": settings.positive("layer_norm_eps"),
         "activation": settings.activation("hidden_act"),
@@ -199,7 +183,7 @@ def _phi(settings: Settings, weights: Weights, layers: int) -> Fields:
 
 
 def _starcoder2(settings: Settings, weights: Weights, layers: int) -> Fields:
-    fields, bias = _sizes(settings), settings.flag("use_bias")
+    fields, bias = sizes(settings), settings.flag("use_bias")
     return fields | {
         "norm_eps": settings.positive("norm_epsilon"),
         "activation": settings.activation("hidden_act"),
@@ -215,7 +199,7 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "gpt2": (names.GPT2, gpt2),
     "gpt_neo": (names.GPT_NEO, gpt_neo),
     "gpt_neox": (names.GPT_NEOX, gpt_neox),
-    "llama": (names.LLAMA, _llama),
+    "llama": (names.LLAMA, llama),
     "mistral": (names.LLAMA, _windowed),
     "qwen2": (names.LLAMA, _qwen2),
     "qwen3": (names.LLAMA, _qwen3),
@@ -224,7 +208,13 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "gemma3_text": (names.GEMMA2, _gemma3),
     "phi3": (names.PHI3, _windowed),
     "smollm3": (names.LLAMA, _smollm3),
-    "granite": (names.LLAMA, _granite),
+    "granite": (names.LLAMA, granite),
+    "lfm2": (names.LFM2, lfm2),
+    "hunyuan_v1_dense": (names.HUNYUAN, _hunyuan),
+    "qwen3_moe": (names.LLAMA_EXPERTS, qwen3_experts),
+    "olmoe": (names.LLAMA_EXPERTS, olmoe),
+    "granitemoe": (names.GRANITE_EXPERTS, granite_experts),
+    "granitemoeshared": (names.GRANITE_EXPERTS, granite_shared),
     "minicpm": (names.LLAMA, _minicpm),
     "olmo2": (names.NORMS_AFTER, _olmo2),
     "olmo3": (names.NORMS_AFTER, _olmo3),
@@ -232,8 +222,8 @@ FAMILIES: Mapping[str, tuple[Family, Reader]] = {
     "stablelm": (names.LLAMA, _stablelm),
     "phi": (names.PHI, _phi),
     "starcoder2": (names.STARCODER2, _starcoder2),
-    "helium": (names.LLAMA_NEIGHBOURS, _llama),
-    "ernie4_5": (names.LLAMA_NEIGHBOURS, _llama),
-    "seed_oss": (names.LLAMA, _llama),
-    "internlm3": (names.LLAMA, _llama),
+    "helium": (names.LLAMA_NEIGHBOURS, llama),
+    "ernie4_5": (names.LLAMA_NEIGHBOURS, llama),
+    "seed_oss": (names.LLAMA, llama),
+    "internlm3": (names.LLAMA, llama),
 }

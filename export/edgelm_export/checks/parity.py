@@ -115,6 +115,7 @@ def _longest(sizes: ModelFile) -> int:
     config = ModelConfig.from_dict(sizes.config)
     attention = config.width * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     mlp = config.width * config.mlp_width * (3 if config.gated_mlp else 2)
+    mlp *= config.experts_per_token or 1
     by_scores = int((SCORES_AT_ONCE / config.num_heads) ** 0.5)
     return max(1, min(by_scores, PRODUCTS_AT_ONCE // (config.num_layers * (attention + mlp))))
 

@@ -17,6 +17,8 @@ import onnx_ir as ir
 from onnx_ir.passes.common import TopologicalSortPass
 
 from edgelm_export.passes.builder import Builder, constant, refuse_standard_cache
+from edgelm_runtime.errors import OptionError
+from edgelm_runtime.model_file.interface import CAPACITY
 
 SPARE = 1  # positions that a cache needs beyond its tokens
 SPARE_NAME = "steady.spare"
@@ -29,6 +31,11 @@ class SteadyAttention(ir.passes.InPlacePass):
         refuse_standard_cache(model)
         graph = model.graph
         nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
+        if any(value.shape is not None and CAPACITY in map(str, value.shape) for value in graph.inputs):
+            raise OptionError(
+                "a file with convolutions is to keep its cache in fp32 next to quantised weights",
+                "leave --cache-dtype out",
+            )
         if not nodes:
             return ir.passes.PassResult(model, False)
         build = Builder(graph, nodes[0], "steady")

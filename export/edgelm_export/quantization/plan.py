@@ -9,12 +9,15 @@ import onnx_ir as ir
 from edgelm_export.passes.builder import products
 from edgelm_export.passes.spare_row import SteadyAttention
 from edgelm_export.quantization.block_matmul import BlockQuantized
+from edgelm_export.quantization.expert_blocks import QuantizedExperts, expert_matrices
 from edgelm_export.quantization.fp16 import Float16Weights
 from edgelm_export.quantization.int8_kv_cache import Int8Cache
 from edgelm_export.quantization.precision import FP16, Precision
 from edgelm_export.quantization.reference import Reference
 from edgelm_export.quantization.rowwise_int8 import RowwiseInt8, RowwiseInt8Embedding
 from edgelm_export.quantization.smoothing import Smoothed
+
+ROUTER = "mlp.router"
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,9 @@ class Plan:
         if self.precision is FP16:
             Float16Weights()(graph)
             return
-        bits = {product.name: self._bits(product.name) for product in products(graph.graph)}
+        bits = {name: self._bits(name) for name in matrices(graph.graph)}
         halved = {name for name, count in bits.items() if count == 16}
+        QuantizedExperts(bits, self.block_size)(graph)
         if self.block_size:
             BlockQuantized(bits, self.block_size, reference.rounding)(graph)
         else:
@@ -54,7 +58,14 @@ class Plan:
             step(graph)
 
     def _bits(self, name: str) -> int:
+        if kind_of(name) == ROUTER:
+            return max(8, self.precision.bits)  # it is tiny, and another expert is another function
         return self.precision.kept_bits if kind_of(name) in self.kept else self.precision.bits
+
+
+def matrices(graph: ir.Graph) -> list[str]:
+    """The names of all weights that a plan has bits for."""
+    return [*(product.name for product in products(graph)), *expert_matrices(graph)]
 
 
 def kind_of(weight: str) -> str:

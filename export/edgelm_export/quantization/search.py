@@ -17,9 +17,8 @@ from edgelm_export.checks.parity import consistency
 from edgelm_export.files.metadata import graph_facts, seal
 from edgelm_export.files.reader import read_graph
 from edgelm_export.files.writer import new_model_file, write_graph
-from edgelm_export.passes.builder import products
 from edgelm_export.progress import Report, quiet, unfailing
-from edgelm_export.quantization.plan import Plan, kind_of
+from edgelm_export.quantization.plan import Plan, kind_of, matrices
 from edgelm_export.quantization.precision import FP16, INT4, PRECISIONS, Quantization, QuantizeOptions
 from edgelm_export.quantization.quality import Bound, Quality, answers, compare_answers
 from edgelm_export.quantization.reference import Reference
@@ -99,7 +98,7 @@ def _plans(reference: Reference, first: Plan, bound: Bound, results: dict[Plan, 
 
 def _kinds(reference: Reference) -> list[str]:
     """The kinds of matrices in the graph."""
-    return list(dict.fromkeys(kind_of(product.name) for product in products(reference.graph().graph)))
+    return list(dict.fromkeys(kind_of(name) for name in matrices(reference.graph().graph)))
 
 
 def _try(reference: Reference, new: Path, plan: Plan) -> Quality:

@@ -12,26 +12,18 @@ from typing import Any, Protocol
 
 import torch
 
-from edgelm.model import AttentionSpec, visible
-from edgelm.model.transformer import rotate_by_table
+from edgelm.model import AttentionSpec, rotate_by_table, visible
+from edgelm.model.operators import Operators as ModelOperators
 from edgelm_export.opsets import FUSED_OPSET
+from edgelm_export.tracing.convolution import Convolutions
+from edgelm_export.tracing.experts import RoutedExperts
 
 
-class Operators(Protocol):
-    """The two functions that `Transformer.hidden` asks for, and the positions to hand in with them."""
+class Operators(ModelOperators, Protocol):
+    """The functions that `Transformer.hidden` asks for, and the positions to hand in with them."""
 
     def positions(self, ids: torch.Tensor) -> torch.Tensor | None:
         """Positions (B, T) of `ids`, or None where the model counts from 0 by itself."""
-
-    def attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
-    ) -> torch.Tensor:
-        """See `edgelm.model.Attend`."""
-
-    def rotate_by(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor | None
-    ) -> torch.Tensor:
-        """See `edgelm.model.transformer.RotateBy`."""
 
 
 class Masks:
@@ -47,7 +39,7 @@ class Masks:
         return self._made[window]
 
 
-class FusedOperators:
+class FusedOperators(RoutedExperts, Convolutions):
     """ONNX's `Attention` and `RotaryEmbedding` (https://onnx.ai/onnx/operators/), opset 23 and later.
 
     They take rows (B, T, heads * D) as they leave the projections: no transposes, and onnxruntime is 10 to
@@ -87,7 +79,7 @@ class FusedOperators:
         return as_heads(rotary_node(as_rows(x), heads, head_dim, cos, sin, positions), heads)
 
 
-class PlainOperators:
+class PlainOperators(RoutedExperts, Convolutions):
     """Products, sums and softmax only, for opsets and runtimes without the fused operators."""
 
     def __init__(self) -> None:

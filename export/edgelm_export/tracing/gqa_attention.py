@@ -17,12 +17,13 @@ import torch
 from torch.nn import functional
 
 from edgelm.config import ModelConfig
-from edgelm.model import AttentionSpec
-from edgelm.model.transformer import rotate_by_table
+from edgelm.model import AttentionSpec, rotate_by_table
 from edgelm_export.tracing.attention import as_heads, as_rows
+from edgelm_export.tracing.convolution import CachedConvolutions, past_by_layer
+from edgelm_export.tracing.experts import RoutedExperts
 
 
-class CachedOperators:
+class CachedOperators(RoutedExperts, CachedConvolutions):
     """`attend` and `rotate_by` for one trace over new tokens (B, S) that follow a cached past.
 
     `past` are keys and values (B, KV, C, D) of each layer in turn; `present` collects what the graph returns
@@ -38,10 +39,11 @@ class CachedOperators:
         return -(-head_dim // 8) * 8
 
     def __init__(self, config: ModelConfig, cache_length: torch.Tensor, past: Sequence[torch.Tensor]) -> None:
-        # The operator rotates features in groups of 16; others are rotated in front of it.
-        self._rotates = config.position == "rotary" and config.rotary_dim % 16 == 0
+        # The operator rotates features in groups of 16; others, and what is normed after it, are rotated before.
+        last = not (config.query_key_norm and config.query_key_norm_rotated)
+        self._rotates = config.position == "rotary" and config.rotary_dim % 16 == 0 and last
         self._cache_length = cache_length
-        self._past = past
+        self._past = past_by_layer(config, past)
         self._tables: tuple[torch.Tensor, ...] = ()
         self._lengths: tuple[torch.Tensor, torch.Tensor] | None = None
         self.present: list[torch.Tensor] = []
@@ -65,7 +67,7 @@ class CachedOperators:
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
         assert self._lengths is not None
-        past_key, past_value = self._past[2 * spec.layer : 2 * spec.layer + 2]
+        past_key, past_value = self._past[spec.layer]
         head_dim = query.shape[-1]
         if lacking := self.head_dim(head_dim) - head_dim:
             query, key, value = (functional.pad(x, (0, lacking)) for x in (query, key, value))

@@ -16,10 +16,12 @@ from edgelm.config import ModelConfig
 from edgelm.model import AttentionSpec, visible
 from edgelm_export.opsets import STATIC_CACHE_OPSET
 from edgelm_export.tracing.attention import one_node, rotary_node, spelled_out
+from edgelm_export.tracing.convolution import CachedConvolutions, past_by_layer
+from edgelm_export.tracing.experts import RoutedExperts
 from edgelm_runtime.model_file.interface import CAPACITY
 
 
-class StandardCachedOperators:
+class StandardCachedOperators(RoutedExperts, CachedConvolutions):
     """`attend` and `rotate_by` for one trace over new tokens (B, S) that follow a cached past.
 
     `past` are keys and values (B, KV, C, D) of each layer in turn; `present` collects what the graph returns
@@ -36,7 +38,7 @@ class StandardCachedOperators:
 
     def __init__(self, config: ModelConfig, cache_length: torch.Tensor, past: Sequence[torch.Tensor]) -> None:
         self._cache_length = cache_length
-        self._past = past
+        self._past = past_by_layer(config, past)
         self._positions: torch.Tensor | None = None  # (B, S)
         self._valid: torch.Tensor | None = None  # (B), tokens in the cache with the new ones
         self._masks: dict[int, torch.Tensor] = {}
@@ -58,7 +60,7 @@ class StandardCachedOperators:
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, spec: AttentionSpec
     ) -> torch.Tensor:
-        past_key, past_value = self._past[2 * spec.layer : 2 * spec.layer + 2]
+        past_key, past_value = self._past[spec.layer]
         key, value = self._written(past_key, key), self._written(past_value, value)
         self.present += [key, value]
         if spec.softcap:  # `FusedOperators` says why

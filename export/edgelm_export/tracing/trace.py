@@ -29,16 +29,17 @@ from edgelm_export.passes.cleanup import finish
 from edgelm_export.passes.fuse import FuseSumAndNorm, PackQueryKeyValue
 from edgelm_export.passes.select_rows import SelectRowsEarly
 from edgelm_export.tracing.attention import FusedOperators, Operators, PlainOperators
+from edgelm_export.tracing.convolution import INPUTS, cache_names
 from edgelm_export.tracing.gqa_attention import CachedOperators
 from edgelm_export.tracing.scatter_attention import StandardCachedOperators
 from edgelm_runtime.model_file.interface import (
     CACHE_LENGTH,
+    CAPACITY,
     EMBEDDINGS,
     HIDDEN,
     INPUT_IDS,
     LOGITS,
     LOGITS_AT,
-    layer_past_names,
     present_name,
 )
 
@@ -83,7 +84,7 @@ class GraphModule(nn.Module):
         model = self.model
         positions = operators.positions(input_ids)
         embeddings = model.embed(input_ids, positions if model.config.position == "learned" else None)
-        hidden = model.from_embeddings(embeddings, positions, operators.attend, operators.rotate_by)
+        hidden = model.from_embeddings(embeddings, positions, operators)
         rows = take_rows(hidden, logits_at, input_ids)  # (B, n, width)
         # Two axes, so that the head becomes one Gemm that reads the tied matrix in place.
         logits = model.logits(rows.flatten(0, 1)).unflatten(0, rows.shape[:2])
@@ -128,12 +129,10 @@ def build_graph(
     inputs, results = [INPUT_IDS, LOGITS_AT], [LOGITS, *outputs]
     if kv_cache:
         shape = (2, config.num_kv_heads, 7, CACHED_OPERATORS[target].head_dim(config.head_dim))
-        example += [
-            torch.zeros(2, dtype=torch.int64),
-            [torch.zeros(shape) for _ in range(2 * config.num_layers)],
-        ]
-        axes += [{0: free}, [{0: free, 2: free}] * (2 * config.num_layers)]
-        pasts = layer_past_names(config.num_layers)
+        pasts = cache_names(config)
+        shapes = [(2, 1, 7, config.width) if name.endswith(INPUTS) else shape for name in pasts]
+        example += [torch.zeros(2, dtype=torch.int64), [torch.zeros(each) for each in shapes]]
+        axes += [{0: free}, [{0: free, 2: free}] * len(pasts)]
         inputs += [CACHE_LENGTH, *pasts]
         results += map(present_name, pasts)
     graph = _trace(
@@ -142,7 +141,8 @@ def build_graph(
     ids, at, *cache = graph.graph.inputs
     names = _axis_names(ids, "batch", "sequence") | _axis_names(at, "rows", "positions")
     for value in cache:
-        past_axes = ("batch", "", CACHED_OPERATORS[target].axis, "")
+        axis = CAPACITY if any(config.convolution_layers) else CACHED_OPERATORS[target].axis
+        past_axes = ("batch", "", axis, "")
         names |= _axis_names(value, *(("batch",) if value.name == CACHE_LENGTH else past_axes))
     finish(graph, names)
     _name_positions(graph, model)
@@ -151,6 +151,7 @@ def build_graph(
     else:
         for step in (PackQueryKeyValue(), FuseSumAndNorm(), RemoveUnusedNodesPass()):
             step(graph)
+    if kv_cache or config.num_experts:
         graph.opset_imports[MICROSOFT] = 1
     at.const_value = ir.tensor([[-1]], dtype=ir.DataType.INT64, name=LOGITS_AT)
     graph.graph.register_initializer(at)

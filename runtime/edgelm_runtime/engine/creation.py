@@ -61,6 +61,11 @@ def create(
 def _not_usable(source: OpenModel | bytes, error: Exception) -> ModelFileError:
     text = str(error)
     name = source.name if isinstance(source, OpenModel) else "the model given as bytes"
+    if "accuracy_level for operator QMoE" in text:
+        return ModelFileError(
+            f"{name} has experts in 4 or 8 bits, which onnxruntime {ort.__version__} does not know",
+            "update onnxruntime to 1.31 or newer, or take the file in fp32 or fp16",
+        )
     # onnxruntime says which versions it reads, in a sentence for each kind.
     found = re.search(r"Unsupported model IR version: (\d+), max supported IR version: (\d+)", text)
     kind = "IR version"

@@ -105,6 +105,7 @@ FIELDS: dict[str, dict[str, Kind]] = {
     CONFIG: {
         CONTEXT_LENGTH: COUNT, VOCAB_SIZE: COUNT, "num_layers": COUNT, "width": COUNT, "num_heads": COUNT,
         "num_kv_heads": COUNT, "head_dim": COUNT, "mlp_width": COUNT, "sliding_window": WHOLE,
+        "num_experts": WHOLE, "experts_per_token": WHOLE,
         "activation": TEXT, "norm": TEXT, "position": TEXT, "gated_mlp": FLAG, "tied_head": FLAG,
     },
     GENERATION: {

@@ -56,11 +56,6 @@ def present_name(past: str) -> str:
     return PRESENT + past.removeprefix(PAST)
 
 
-def layer_past_names(num_layers: int) -> list[str]:
-    """The cache inputs of a model, in order: `past_key_values.0.key`, `past_key_values.0.value`, ..."""
-    return [f"{PAST}{layer}.{part}" for layer in range(num_layers) for part in ("key", "value")]
-
-
 # Metadata: the key of each entry without the prefix that all of them have.
 FORMAT = 1
 """The version of the format, which the entry `format` holds."""

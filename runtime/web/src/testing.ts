@@ -5,6 +5,7 @@ export { draft, DraftLength } from "./generation/promptLookup.js";
 export { largest, nucleus, typical } from "./generation/filters.js";
 export { uniform } from "./generation/philox.js";
 export { fileDigest } from "./modelFile/digest.js";
+export { checkConfig } from "./modelFile/config.js";
 export { bytesSource } from "./modelFile/source.js";
 export { translate } from "./text/pattern.js";
 export { Detokenizer } from "./text/detokenizer.js";

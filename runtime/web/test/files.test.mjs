@@ -5,7 +5,7 @@ import path from "node:path";
 import { test } from "node:test";
 import * as ort from "onnxruntime-web";
 import { load } from "../dist/node.mjs";
-import { bytesSource, fileDigest } from "../dist/test.mjs";
+import { bytesSource, checkConfig, fileDigest } from "../dist/test.mjs";
 import { bundled, data, fixtures } from "./support.mjs";
 
 const files = [bundled, ...fs.readdirSync(data).filter((name) => name.endsWith(".onnx")).map((name) => path.join(data, name))];
@@ -52,6 +52,18 @@ test("damaged files are refused, wherever they are cut or changed", async () => 
     assert.ok(error === null || ["ModelFileError", "VerificationError"].includes(error.name), `changed at ${at}: ${error?.stack}`);
     assert.ok(error !== null, `a change at ${at} is not seen`);
   }
+});
+
+test("models with parts that are not computed here are refused by name", () => {
+  const flags = Object.fromEntries(["norm_bias", "gated_mlp", "qkv_bias", "attention_bias", "mlp_bias", "head_bias", "tied_head",
+    "query_key_norm", "parallel_residual", "post_norm"].map((field) => [field, true]));
+  const counts = Object.fromEntries(["vocab_size", "context_length", "width", "num_layers", "num_heads", "num_kv_heads", "head_dim",
+    "mlp_width", "norm_eps", "rope_theta", "rotary_dim", "sliding_window", "local_rope_theta", "attention_scale", "embedding_scale",
+    "attention_softcap", "logit_softcap", "dropout"].map((field) => [field, 1]));
+  const config = { ...flags, ...counts, norm: "rmsnorm", activation: "silu", position: "rotary", rope_scaling: null, local_layers: [true], init: "gpt2" };
+  assert.equal(checkConfig(config, "m.onnx").num_experts, 0);
+  assert.throws(() => checkConfig({ ...config, num_experts: 8, experts_per_token: 2 }, "m.onnx"), /m\.onnx has 8 experts in each layer, which/);
+  assert.throws(() => checkConfig({ ...config, convolution_layers: [true], convolution_length: 3 }, "m.onnx"), /m\.onnx has convolutions/);
 });
 
 test("files of other kinds are refused by name", async () => {
