@@ -64,7 +64,8 @@ export function rotate(x: usize, cos: usize, sin: usize, m: usize, position: usi
   }
 }
 
-function activation(kind: i32, x: v128): v128 {
+// @ts-ignore: decorator
+@inline function activation(kind: i32, x: v128): v128 {
   const one = f32x4.splat(1), half = f32x4.splat(0.5);
   if (kind == RELU) return f32x4.max(x, f32x4.splat(0));
   if (kind == SILU) return f32x4.div(x, f32x4.add(one, exp4(f32x4.neg(x))));

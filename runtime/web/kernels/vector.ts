@@ -1,5 +1,4 @@
-// Small things on vectors of four, used by all kernels. Everything here is deterministic: no fused operations. The long
-// ones are not inlined: they are a small part of the time, and would be a large one of the package.
+// Small things on vectors of four, used by all kernels. Everything here is deterministic: no fused operations.
 
 // @ts-ignore: decorator
 @inline export function sumI32(a: v128): i32 {
@@ -27,7 +26,8 @@
 }
 
 /** e^x of each lane: 2^n e^r with |r| <= ln 2 / 2, e^r by its series up to r^7 (off by 5e-9). */
-export function exp4(x: v128): v128 {
+// @ts-ignore: decorator
+@inline export function exp4(x: v128): v128 {
   const bounded = f32x4.min(f32x4.max(x, f32x4.splat(-87.3)), f32x4.splat(88.3));
   const n = f32x4.nearest(f32x4.mul(bounded, f32x4.splat(1.44269504)));
   // ln 2 in two parts, so that n times the first is exact.
@@ -45,14 +45,16 @@ export function exp4(x: v128): v128 {
   return f32x4.mul(p, power);
 }
 
-export function tanh4(x: v128): v128 {
+// @ts-ignore: decorator
+@inline export function tanh4(x: v128): v128 {
   const e = exp4(f32x4.add(x, x));
   const one = f32x4.splat(1);
   return f32x4.sub(one, f32x4.div(f32x4.splat(2), f32x4.add(e, one)));
 }
 
 /** The error function, off by at most 1.5e-7 (Abramowitz and Stegun 7.1.26). */
-export function erf4(x: v128): v128 {
+// @ts-ignore: decorator
+@inline export function erf4(x: v128): v128 {
   const a = f32x4.abs(x), one = f32x4.splat(1);
   const t = f32x4.div(one, f32x4.add(one, f32x4.mul(f32x4.splat(0.3275911), a)));
   let p = f32x4.splat(1.061405429);
