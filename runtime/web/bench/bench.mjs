@@ -35,14 +35,17 @@ const RUNS = { warm: [300, 16, 2], one: [0, 32, 1], many: [0, 33, 33], short: [4
 // How each begins, and what it does with a prompt: in a page, in Node, or both.
 const START = {
   edgelm: `import { load } from "EDGELM";
-    const lm = await load("FILE", { threads: THREADS, ...ANEW }), ids = await lm.tokenizer.encode(TEXT);
-    const run = (at, prompt, count) => lm.generate(ids.slice(at, at + prompt), { maxNewTokens: count, bannedTokens: lm.info.generation.end_ids, lookup: 0 });`,
+    const lm = await load("FILE", { threads: THREADS, ...ANEW });
+    let ids;
+    const run = async (at, prompt, count) => lm.generate((ids ??= await lm.tokenizer.encode(TEXT)).slice(at, at + prompt), { maxNewTokens: count, bannedTokens: lm.info.generation.end_ids, lookup: 0 });`,
   transformers: `import { AutoModelForCausalLM, AutoTokenizer, Tensor, env } from "TRANSFORMERS";
     Object.assign(env, { allowRemoteModels: false, allowLocalModels: true, localModelPath: "HUB", useBrowserCache: false });
     if (env.backends.onnx.wasm) Object.assign(env.backends.onnx.wasm, { numThreads: THREADS, ...PATHS });
     const model = await AutoModelForCausalLM.from_pretrained("NAME", { dtype: "DTYPE", device: "DEVICE", session_options: { intraOpNumThreads: THREADS } });
-    const ids = [...(await AutoTokenizer.from_pretrained("NAME"))(TEXT).input_ids.data];
+    const tokenizer = await AutoTokenizer.from_pretrained("NAME");
+    let ids;
     const run = (at, prompt, count) => {
+      ids ??= [...tokenizer(TEXT).input_ids.data];
       const input_ids = new Tensor("int64", BigInt64Array.from(ids.slice(at, at + prompt)), [1, prompt]);
       const attention_mask = new Tensor("int64", new BigInt64Array(prompt).fill(1n), [1, prompt]);
       return model.generate({ input_ids, attention_mask, max_new_tokens: count, min_new_tokens: count, do_sample: false });
@@ -121,7 +124,7 @@ async function measured(timed, peak) {
 }
 
 async function inPage({ code: source }) {
-  const begun = `window.begin = async () => { const TEXT = await (await fetch("/text.txt")).text(); BODY; window.run = run; }; window.ready = true;`;
+  const begun = `const TEXT = await (await fetch("/text.txt")).text(); window.begin = async () => { BODY; window.run = run; }; window.ready = true;`;
   const [, imports, body] = /^((?:\s*import .*\n)+)([^]*)$/.exec(source);
   fs.writeFileSync(path.join(folder, "page.html"), `<!doctype html><script type="module">${imports}${begun.replace("BODY", () => body)}</script>`);
   const browser = await chromium.launch({ executablePath: chromiumPath(), args: ["--no-sandbox"] });
@@ -167,7 +170,8 @@ start = time.process_time(), time.perf_counter()
 import edgelm
 def now(): return time.process_time(), time.perf_counter()
 def since(start): return [1000 * (b - a) for a, b in zip(start, now())]
-start = now(); lm = edgelm.load(sys.argv[1], threads=int(sys.argv[3])); ids = lm.tokenizer.encode(open(sys.argv[2]).read()); times = {"open": since(start)}
+start = now(); lm = edgelm.load(sys.argv[1], threads=int(sys.argv[3])); times = {"open": since(start)}
+ids = lm.tokenizer.encode(open(sys.argv[2]).read())
 for what, (at, prompt, count) in json.loads(sys.argv[4]).items():
     start = now(); lm.generate(ids[at:at + prompt], max_new_tokens=count, banned_tokens=list(lm.info.end_ids), lookup=0); times[what] = since(start)
 print(json.dumps([times, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000]))`;

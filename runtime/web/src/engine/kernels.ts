@@ -50,7 +50,9 @@ async function compile(relaxed: boolean, shared: boolean): Promise<WebAssembly.M
 
 async function inflated(): Promise<Uint8Array<ArrayBuffer>> {
   const packed = new Blob([Uint8Array.from(atob(KERNELS), (c) => c.charCodeAt(0))]);
-  return new Uint8Array(await new Response(packed.stream().pipeThrough(new DecompressionStream("deflate-raw"))).arrayBuffer());
+  const reader = packed.stream().pipeThrough(new DecompressionStream("deflate-raw")).getReader(), parts: BlobPart[] = [];
+  for (let next = await reader.read(); !next.done; next = await reader.read()) parts.push(next.value);
+  return new Uint8Array(await new Blob(parts).arrayBuffer()); // a Response would do, and costs Node 30 ms
 }
 
 /**
