@@ -10,19 +10,28 @@ import { deflateSync } from "fflate";
 const root = import.meta.dirname;
 const at = (...parts) => path.join(root, ...parts);
 
-/** Compile `kernels/` and write them as a module that exports base64. */
-async function buildKernels() {
+/** Compile `kernels/`; with relaxed SIMD, or without. */
+async function compiled(features) {
   const wasm = at("dist", "kernels.wasm");
-  fs.rmSync(at("dist"), { recursive: true, force: true });
-  fs.mkdirSync(at("dist"));
   const { error, stderr } = await asc.main([
     at("kernels", "index.ts"), "--outFile", wasm, "-O3", "--noAssert", "--runtime", "stub", "--use", "abort=",
-    "--enable", "simd,threads,bulk-memory", "--sharedMemory", "--importMemory", "--initialMemory", "1", "--maximumMemory", "65536",
+    "--enable", features, "--sharedMemory", "--importMemory", "--initialMemory", "1", "--maximumMemory", "65536",
   ]);
   if (error) throw new Error(`the kernels do not compile: ${error.message}\n${stderr}`);
-  // Compressed first, since base64 hides what repeats itself. (By fflate: zlib's bytes differ from version to version.)
-  const base64 = Buffer.from(deflateSync(fs.readFileSync(wasm), { level: 9 })).toString("base64");
-  fs.writeFileSync(at("src", "engine", "kernels.generated.ts"), `// Made by build.mjs from kernels/.\nexport const KERNELS = "${base64}";\n`);
+  return fs.readFileSync(wasm);
+}
+
+/** Write the kernels as a module that exports base64. */
+async function buildKernels() {
+  fs.rmSync(at("dist"), { recursive: true, force: true });
+  fs.mkdirSync(at("dist"));
+  const plain = await compiled("simd,threads,bulk-memory"), relaxed = await compiled("simd,threads,bulk-memory,relaxed-simd");
+  // Compressed first, and together, since base64 hides what repeats itself. (By fflate: zlib's bytes differ from version to version.)
+  const base64 = Buffer.from(deflateSync(Buffer.concat([plain, relaxed]), { level: 9 })).toString("base64");
+  fs.writeFileSync(
+    at("src", "engine", "kernels.generated.ts"),
+    `// Made by build.mjs from kernels/: two modules, the first of PLAIN bytes.\nexport const PLAIN = ${plain.length};\nexport const KERNELS = "${base64}";\n`,
+  );
 }
 
 await buildKernels();

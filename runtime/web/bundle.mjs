@@ -3,14 +3,27 @@ import { execFileSync } from "node:child_process";
 import fs from "node:fs";
 import path from "node:path";
 import { build } from "esbuild";
+import { minify } from "terser";
 
 const root = import.meta.dirname, dist = path.join(root, "dist"), src = path.join(root, "src");
-const common = { bundle: true, minify: true, target: "es2022", legalComments: "none", logLevel: "warning" };
+
+/** Names of private members that nothing else in the sources is called: short ones serve as well. */
+function privateNames() {
+  const files = fs.readdirSync(src, { recursive: true }).filter((name) => name.endsWith(".ts") && !name.includes(".generated."));
+  const code = files.map((name) => fs.readFileSync(path.join(src, name), "utf8").replace(/\/\*[^]*?\*\/|\/\/.*/g, "")).join("\n");
+  const declared = /private (?:async |readonly |get |\*)*(\w+)/g, names = new Set([...code.matchAll(declared)].map(([, name]) => name));
+  const uses = code.replace(declared, "").matchAll(/(this\.)?\b(\w+)/g);
+  for (const [, own, name] of uses) if (!own) names.delete(name);
+  return new RegExp(`^(${[...names].join("|")})$`);
+}
+
+const common = { bundle: true, minify: true, target: "es2022", mangleProps: privateNames(), legalComments: "none", logLevel: "warning" };
 const entry = (name) => [path.join(src, name)];
 
 // What runs in a page's worker comes inside of what runs in the page, as text.
 await build({ ...common, entryPoints: entry("worker/core.ts"), outfile: path.join(dist, "worker.js"), format: "esm", external: ["node:*"] });
-const core = fs.readFileSync(path.join(dist, "worker.js"), "utf8");
+const { code: core } = await minify(fs.readFileSync(path.join(dist, "worker.js"), "utf8"), { module: true, ecma: 2022, compress: { passes: 3 } });
+fs.writeFileSync(path.join(dist, "worker.js"), core);
 fs.writeFileSync(path.join(src, "worker", "core.generated.ts"), `// Made by bundle.mjs from core.ts.\nexport const CORE = ${JSON.stringify(core)};\n`);
 
 const page = { ...common, entryPoints: entry("browser.ts"), format: "esm" };

@@ -3,10 +3,11 @@
 import * as attention from "./attention";
 import * as float32 from "./float32";
 import * as quantized from "./quantized";
+import * as relaxed from "./relaxed";
 
 export { activate, add, addBias, layerNorm, rmsNorm, rotate, softcap, withMeans } from "./elementwise";
 export { roundRows } from "./quantized";
-export { halfToFloat, padRows8, pairNibbles, transpose8, unpackNibbles, unpackZeros } from "./prepare";
+export { halfToFloat, orderLanes, padRows8, pairNibbles, transpose8, unpackNibbles, unpackZeros } from "./prepare";
 export { sha256 } from "./sha256";
 
 const BY_COLUMNS = 0, BY_ROWS = 1, INT8_ROWS = 2, INT8_BLOCKS = 3, INT4_BLOCKS = 4, ATTEND = 5, LEAVE = 6;
@@ -63,10 +64,18 @@ function part(index: i32, threads: i32): void {
   const from = min(all, <usize>index * share), to = index == threads - 1 ? all : min(all, from + share);
   if (kind == BY_COLUMNS) float32.byColumns(argument(2), argument(3), argument(4), argument(5), argument(6), all, from, to, argument(7) + <usize>index * argument(8));
   else if (kind == BY_ROWS) float32.byRows(argument(2), argument(3), argument(4), argument(5), argument(6), all, from, to);
-  else if (kind == INT8_ROWS) quantized.int8Rows(argument(2), argument(3), argument(4), argument(5), argument(6), argument(7), argument(8), all, from, to);
-  else if (kind == INT8_BLOCKS) quantized.int8Blocks(argument(2), argument(3), argument(4), argument(5), argument(6), argument(7), argument(8), all, from, to, argument(9));
-  else if (kind == INT4_BLOCKS) quantized.int4Blocks(argument(2), argument(3), argument(4), argument(5), argument(9), argument(6), argument(7), argument(8), all, from, to);
-  else attention.attend(argument(2), argument(3), argument(4), argument(5), argument(6) + <usize>index * argument(7), argument(8), argument(9), all, argument(10), argument(11), load<f32>(JOB + 48), load<f32>(JOB + 52), argument(14), from, to);
+  else if (kind <= INT4_BLOCKS) {
+    const q = argument(2), qs = argument(3), w = argument(4), ws = argument(5), y = argument(6), m = argument(7), k = argument(8), more = argument(9);
+    if (ASC_FEATURE_RELAXED_SIMD) {
+      if (kind == INT8_ROWS) relaxed.int8Rows(q, qs, w, ws, more, y, m, k, all, from, to);
+      else if (kind == INT8_BLOCKS) relaxed.int8Blocks(q, qs, w, ws, y, m, k, all, from, to, more);
+      else relaxed.int4Blocks(q, qs, w, ws, more, y, m, k, all, from, to);
+    } else {
+      if (kind == INT8_ROWS) quantized.int8Rows(q, qs, w, ws, y, m, k, all, from, to);
+      else if (kind == INT8_BLOCKS) quantized.int8Blocks(q, qs, w, ws, y, m, k, all, from, to, more);
+      else quantized.int4Blocks(q, qs, w, ws, more, y, m, k, all, from, to);
+    }
+  } else attention.attend(argument(2), argument(3), argument(4), argument(5), argument(6) + <usize>index * argument(7), argument(8), argument(9), all, argument(10), argument(11), load<f32>(JOB + 48), load<f32>(JOB + 52), argument(14), from, to);
 }
 
 /** y (m, n) = x (m, k) w (k, n). `panel` holds 8 k floats per thread, `panelBytes` apart. */
@@ -81,22 +90,40 @@ export function byRows(x: usize, w: usize, y: usize, m: usize, k: usize, n: usiz
   run();
 }
 
-/** See `quantized.int8Rows`. */
-export function int8Rows(q: usize, qs: usize, w: usize, ws: usize, y: usize, m: usize, k: usize, n: usize): void {
-  put(0, INT8_ROWS); put(1, n); put(2, q); put(3, qs); put(4, w); put(5, ws); put(6, y); put(7, m); put(8, k);
-  run();
+/** See `quantized.int8Rows`; `sums` are those of `rowSums`. */
+export function int8Rows(q: usize, qs: usize, w: usize, ws: usize, y: usize, m: usize, k: usize, n: usize, sums: usize): void {
+  if (ASC_FEATURE_RELAXED_SIMD) relaxed.toBytes(q, m * k, offset);
+  quantizedProduct(INT8_ROWS, q, qs, w, ws, y, m, k, n, sums);
 }
 
 /** See `quantized.int8Blocks`. */
 export function int8Blocks(q: usize, qs: usize, w: usize, ws: usize, y: usize, m: usize, k: usize, n: usize, size: usize): void {
-  put(0, INT8_BLOCKS); put(1, n); put(2, q); put(3, qs); put(4, w); put(5, ws); put(6, y); put(7, m); put(8, k); put(9, size);
-  run();
+  if (ASC_FEATURE_RELAXED_SIMD) relaxed.splitBytes(q, m * k);
+  quantizedProduct(INT8_BLOCKS, q, qs, w, ws, y, m, k, n, size);
 }
 
 /** See `quantized.int4Blocks`. */
 export function int4Blocks(q: usize, qs: usize, w: usize, ws: usize, zs: usize, y: usize, m: usize, k: usize, n: usize): void {
-  put(0, INT4_BLOCKS); put(1, n); put(2, q); put(3, qs); put(4, w); put(5, ws); put(6, y); put(7, m); put(8, k); put(9, zs);
+  if (ASC_FEATURE_RELAXED_SIMD) relaxed.splitBytes(q, m * k);
+  quantizedProduct(INT4_BLOCKS, q, qs, w, ws, y, m, k, n, zs);
+}
+
+function quantizedProduct(kind: i32, q: usize, qs: usize, w: usize, ws: usize, y: usize, m: usize, k: usize, n: usize, more: usize): void {
+  put(0, kind); put(1, n); put(2, q); put(3, qs); put(4, w); put(5, ws); put(6, y); put(7, m); put(8, k); put(9, more);
   run();
+}
+
+let offset: i32 = 0;
+
+/** Whether this build's products are exact on this machine. Asked before any weight is read. */
+export function usable(): bool {
+  if (ASC_FEATURE_RELAXED_SIMD) offset = relaxed.dotOffset();
+  return offset >= 0;
+}
+
+/** What `int8Rows` needs of the matrix w (n, k): a number for each row. */
+export function rowSums(w: usize, sums: usize, n: usize, k: usize): void {
+  if (ASC_FEATURE_RELAXED_SIMD) relaxed.rowSums(w, sums, n, k, offset);
 }
 
 /** See `attention.attend`; `scores` has room for a float per token and thread, `scoreBytes` apart. */

@@ -1,4 +1,5 @@
 // From the layout of a model file to the one that the products read. Runs once, at load.
+import { lanes } from "./relaxed";
 
 /** Bytes (rows, columns) as (columns, padded), the end of each row filled with 0. */
 export function transpose8(from: usize, to: usize, rows: usize, columns: usize, padded: usize): void {
@@ -40,6 +41,11 @@ export function padRows8(from: usize, to: usize, rows: usize, columns: usize, pa
     for (let c: usize = 0; c < columns; c++) store<u8>(to + r * padded + c, load<u8>(from + r * columns + c) - zero);
     if (columns < padded) memory.fill(to + r * padded + columns, 0, padded - columns);
   }
+}
+
+/** Each 16 of `count` bytes as the products of blocks read them. In place. */
+export function orderLanes(at: usize, count: usize): void {
+  if (ASC_FEATURE_RELAXED_SIMD) for (const end = at + count; at < end; at += 16) v128.store(at, lanes(v128.load(at)));
 }
 
 /** Blocks of 32 values of 4 bits, two neighbours in a byte, as `int4Blocks` reads them: value i with value i + 16. In place. */

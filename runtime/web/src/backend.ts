@@ -6,7 +6,7 @@ import type { Piece, Stats } from "./generation/results.js";
 import type { Config } from "./modelFile/config.js";
 import type { GenerationDefaults } from "./modelFile/metadata.js";
 import type { VerifyReport } from "./reports/verify.js";
-import type { Score } from "./scoring.js";
+import type { Score, ScoreOptions } from "./scoring.js";
 import type { AllowedSpecial } from "./text/tokenizer.js";
 
 /** Text, or token ids. */
@@ -45,8 +45,9 @@ export interface Backend {
   decode(ids: readonly number[], skipSpecial: boolean): Promise<string>;
   /** Checks what is asked for, then gives its pieces. Ending the iteration ends the work. */
   generate(request: Request, signal: AbortSignal | undefined): Promise<Pieces>;
-  score(text: Prompt, stride: number | undefined): Promise<Score>;
-  embed(texts: readonly Prompt[], options: EmbedOptions): Promise<Float32Array[]>;
+  score(text: Prompt, options: ScoreOptions): Promise<Score>;
+  /** Rows of each text: one, or one for each token where they are not pooled. */
+  embed(texts: readonly Prompt[], options: EmbedOptions): Promise<Float32Array[][]>;
   logits(ids: readonly number[]): Promise<Float32Array[]>;
   verify(): Promise<VerifyReport>;
   memoryBytes(): Promise<number>;

@@ -1,7 +1,9 @@
 /** The package in a page: models run in a worker of their own, so that the page never waits for them. */
 import { EdgelmError, OptionError } from "./errors.js";
+import type { OnnxRuntime } from "./engine/onnxDecoder.js";
 import { LanguageModel } from "./languageModel.js";
 import { checkLoadOptions, type LoadOptions, type ModelBytes } from "./loadOptions.js";
+import type { OpenOptions } from "./open.js";
 import { fillTemplate } from "./text/fillTemplate.js";
 import { shown } from "./validation.js";
 import type * as Core from "./worker/core.js";
@@ -29,12 +31,18 @@ export async function load(model: string | URL | ModelBytes, options: LoadOption
   const url = options.workerUrl === undefined ? URL.createObjectURL(new Blob([CORE], { type: "text/javascript" })) : String(options.workerUrl);
   try {
     const backend = options.worker === false || onnxruntime
-      ? await ((await import(/* @vite-ignore */ /* webpackIgnore: true */ url)) as typeof Core).openHere(sendable(model), sent, { onProgress, onnxruntime, ...(signal ? { signal } : {}) })
+      ? await ((await import(/* @vite-ignore */ /* webpackIgnore: true */ url)) as typeof Core).openHere(sendable(model), sent, { onProgress, ...(signal ? { signal } : {}), ...(onnxruntime ? { other: await onnxEngine(onnxruntime) } : {}) })
       : await WorkerBackend.open(startWorker(url), sendable(model), sent, onProgress, signal);
     return new LanguageModel(backend, fillTemplate, (performance.now() - started) / 1000);
   } finally {
     if (options.workerUrl === undefined) URL.revokeObjectURL(url);
   }
+}
+
+/** Loaded only where it is asked for. */
+async function onnxEngine(onnxruntime: OnnxRuntime): Promise<NonNullable<OpenOptions["other"]>> {
+  const { OnnxDecoder } = await import("./engine/onnxDecoder.js");
+  return (source, file) => OnnxDecoder.open(onnxruntime, source, file);
 }
 
 function startWorker(url: string): Worker {

@@ -5,7 +5,7 @@ import { OptionError } from "./errors.js";
 import type { GenerateOptions } from "./generation/options.js";
 import { finished, newStats, type Generation, type Piece, type Stats } from "./generation/results.js";
 import type { VerifyReport } from "./reports/verify.js";
-import type { Score } from "./scoring.js";
+import type { Score, ScoreOptions } from "./scoring.js";
 import { ChatTemplate, PLAIN_STOP, type FillTemplate, type Message, type TemplateOptions } from "./text/chatTemplate.js";
 import type { AllowedSpecial } from "./text/tokenizer.js";
 
@@ -82,16 +82,19 @@ export class LanguageModel {
     return this.backend.encodeChat(await this.template.render(messages, options));
   }
 
-  /** Log-probabilities, perplexity and bits per byte of a text, of any length; `stride` tokens are scored in a pass. */
-  score(text: Prompt, options: { stride?: number } = {}): Promise<Score> {
-    return this.backend.score(text, options.stride);
+  /** Log-probabilities, perplexity and bits per byte of a text, of any length. */
+  score(text: Prompt, options: ScoreOptions = {}): Promise<Score> {
+    return this.backend.score(text, options);
   }
 
-  /** A vector for each text. The file must have been exported with `--outputs`. */
-  embed(text: Prompt, options?: EmbedOptions): Promise<Float32Array>;
-  embed(texts: readonly Prompt[], options?: EmbedOptions): Promise<Float32Array[]>;
-  async embed(texts: Prompt | readonly Prompt[], options: EmbedOptions = {}): Promise<Float32Array | Float32Array[]> {
-    const single = isSingle(texts), found = await this.backend.embed(single ? [texts] : texts, options);
+  /** A vector for each text, or one for each of its tokens. The file must have been exported with `--outputs`. */
+  embed(text: Prompt, options?: EmbedOptions & { pooling?: "mean" | "last" }): Promise<Float32Array>;
+  embed(texts: readonly Prompt[], options?: EmbedOptions & { pooling?: "mean" | "last" }): Promise<Float32Array[]>;
+  embed(text: Prompt, options: EmbedOptions & { pooling: "none" }): Promise<Float32Array[]>;
+  embed(texts: readonly Prompt[], options: EmbedOptions & { pooling: "none" }): Promise<Float32Array[][]>;
+  async embed(texts: Prompt | readonly Prompt[], options: EmbedOptions = {}): Promise<Float32Array | Float32Array[] | Float32Array[][]> {
+    const single = isSingle(texts), rows = await this.backend.embed(single ? [texts] : texts, options);
+    const found = options.pooling === "none" ? rows : rows.map(([row]) => row!);
     return single ? found[0]! : found;
   }
 

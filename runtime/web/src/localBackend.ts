@@ -13,7 +13,7 @@ import { Sequence } from "./generation/sequence.js";
 import type { ModelFile } from "./modelFile/metadata.js";
 import type { Source } from "./modelFile/source.js";
 import { verifyModel, type VerifyReport } from "./reports/verify.js";
-import { makeScore, scoreIds, type Score } from "./scoring.js";
+import { makeScore, scoreIds, type Score, type ScoreOptions } from "./scoring.js";
 import type { ChatText } from "./text/chatTemplate.js";
 import type { AllowedSpecial, Tokenizer } from "./text/tokenizer.js";
 import { checkIds, oneOf, whole } from "./validation.js";
@@ -75,22 +75,22 @@ export class LocalBackend implements Backend {
     return this.inTurn(run(this.decoder, sequences, limits, stats, () => signal?.aborted || this.closed, breathe), stats);
   }
 
-  async score(text: Prompt, stride: number | undefined): Promise<Score> {
+  async score(text: Prompt, options: ScoreOptions): Promise<Score> {
     const ids = this.prompt(text);
-    const logprobs = await this.alone(() => scoreIds(this.decoder, ids, stride, breathe));
-    return makeScore(ids, logprobs, this.file.tokenizer?.decodeBytes(ids.subarray(1), true).length ?? 0);
+    const scored = await this.alone(() => scoreIds(this.decoder, ids, options, breathe));
+    return makeScore(ids, scored, this.file.tokenizer?.decodeBytes(ids.subarray(1), true).length ?? 0, options.topLogprobs !== undefined);
   }
 
-  async embed(texts: readonly Prompt[], { layer = "hidden", pooling = "mean", normalize = true, prefix = "" }: EmbedOptions): Promise<Float32Array[]> {
+  async embed(texts: readonly Prompt[], { layer = "hidden", pooling = "mean", normalize = true, prefix = "" }: EmbedOptions): Promise<Float32Array[][]> {
     oneOf("layer", layer, ["hidden", "embeddings"]);
-    oneOf("pooling", pooling, ["mean", "last"]);
+    oneOf("pooling", pooling, ["mean", "last", "none"]);
     const { decoder } = this;
     if (!this.file.outputs.has(layer)) throw new ModelFileError(`this model file has no output "${layer}"`, `export it with --outputs ${layer}`);
     if (!(decoder instanceof Engine)) throw new OptionError("embed needs edgelm's own engine", "load without onnxruntime");
     if (!texts.length) throw new OptionError("there is no text", "give at least one");
     const rows = texts.map((text) => this.whole(text, prefix));
     return this.alone(async () => {
-      const found: Float32Array[] = [];
+      const found: Float32Array[][] = [];
       for (const ids of rows) {
         await breathe();
         found.push(pooled(await decoder.states(ids, layer), pooling, normalize));

@@ -3,6 +3,7 @@ import { open, stat, type FileHandle } from "node:fs/promises";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { download } from "./download/download.js";
+import { OnnxDecoder } from "./engine/onnxDecoder.js";
 import { ModelFileError, OptionError } from "./errors.js";
 import { LanguageModel } from "./languageModel.js";
 import { checkLoadOptions, type LoadOptions, type ModelBytes } from "./loadOptions.js";
@@ -21,7 +22,7 @@ export async function load(model: string | URL | ModelBytes, options: LoadOption
   const source = await sourceOf(model, options), sidecar = await sidecarOf(model, options);
   try {
     const { threads = 1, onProgress, onnxruntime } = options;
-    const backend = await openModel(source, { threads, sidecar, onProgress, onnxruntime });
+    const backend = await openModel(source, { threads, sidecar, onProgress, ...(onnxruntime ? { other: (...file) => OnnxDecoder.open(onnxruntime, ...file) } : {}) });
     if (options.digest !== undefined && backend.info.digest !== options.digest) {
       throw new ModelFileError(`${source.name} has the digest ${backend.info.digest || "none"}`, `expected ${options.digest}`);
     }

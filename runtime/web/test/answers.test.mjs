@@ -1,5 +1,6 @@
 /** Draws, forms, chats, scores and vectors as Python gives them. */
 import assert from "node:assert/strict";
+import fs from "node:fs";
 import path from "node:path";
 import { after, test } from "node:test";
 import { Conversation, load } from "../dist/node.mjs";
@@ -37,7 +38,13 @@ test("scores and vectors", async () => {
     near(score.logprobs, wanted.logprobs);
     near([score.perplexity, score.bitsPerByte], [wanted.perplexity, wanted.bits_per_byte]);
     near((await lm.score(wanted.text, { stride: 3 })).logprobs, wanted.short);
+    const { topLogprobs: top } = await lm.score(wanted.text, { topLogprobs: 2 });
+    assert.deepEqual(top.map((place) => place.map(([id]) => id)), wanted.top.map((place) => place.map(([id]) => id)));
+    near(top.flat().map(([, value]) => value), wanted.top.flat().map(([, value]) => value));
     near([...(await lm.embed(wanted.text))], wanted.mean);
+    const rows = await lm.embed("the thing", { pooling: "none" });
+    rows.forEach((row, i) => near([...row], wanted.none[i]));
+    assert.deepEqual([rows.length, (await lm.embed(["the", "thing"], { pooling: "none" })).length], [wanted.none.length, 2]);
     near([...(await lm.embed(wanted.text, { layer: "embeddings", pooling: "last", normalize: false }))], wanted.last);
     assert.equal((await lm.embed(["a", "b"])).length, 2);
     assert.deepEqual(await lm.embed("the", { prefix: "in " }), await lm.embed("in the"));
@@ -128,10 +135,15 @@ test("options that cannot be are refused by name", async () => {
   await assert.rejects(load(bundled, { nonsense: 1 }), /unknown option "nonsense"/);
   await assert.rejects(load("/nowhere/model.onnx"), /cannot read .*ENOENT; check the path/);
   await assert.rejects(tiny.chat([{ role: "robot", content: "" }]), /role "robot"; choose one of/);
+  await assert.rejects(tiny.chat([{ role: "user", content: [{ type: "image_url" }] }]), /a part of a message is "image_url"; edgelm takes/);
+  await assert.rejects(tiny.score("the thing", { topLogprobs: -1 }), /topLogprobs is -1/);
 });
 
 test("logits that are not numbers are an error", async () => {
-  const broken = await load(path.join(fixtures, "broken.onnx"));
+  const bytes = fs.readFileSync(path.join(fixtures, "broken.onnx"));
+  await assert.rejects(load(bytes), /VerificationError|gives other logits than at its export: off by NaN/);
+  bytes.write("g0lden", bytes.indexOf("edgelm.golden") + 7); // a file without what would be seen at load
+  const broken = await load(bytes);
   await assert.rejects(broken.generate("the the the"), /NumericsError|not finite/);
   await assert.rejects(broken.score("the the the x"), /not finite/);
   await broken.close();

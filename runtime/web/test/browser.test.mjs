@@ -6,7 +6,7 @@ import path from "node:path";
 import { after, afterEach, before, test } from "node:test";
 import { chromium } from "playwright-core";
 import { load } from "../dist/node.mjs";
-import { bundled, chromiumPath, fixtures, root } from "./support.mjs";
+import { bundled, chromiumPath, data, expectations, fixtures, root } from "./support.mjs";
 import { serve } from "./server.mjs";
 
 const PAGE = `<!doctype html><title>test</title><script type="module">
@@ -23,7 +23,7 @@ before(async () => {
   damaged[2_000_000] ^= 0xff;
   fs.writeFileSync(path.join(files, "damaged.onnx"), damaged);
   fs.writeFileSync(path.join(files, "truncated.onnx"), bytes.subarray(0, 3_000_000));
-  server = await serve({ "/dist/": path.join(root, "dist"), "/models/": fixtures, "/": files });
+  server = await serve({ "/dist/": path.join(root, "dist"), "/models/": fixtures, "/data/": data, "/": files });
   browser = await chromium.launch({ executablePath: chromiumPath(), args: ["--no-sandbox"] });
   context = await browser.newContext();
   page = await open();
@@ -118,6 +118,33 @@ test("a second visit needs no network", async () => {
   assert.equal(failed, "DownloadError");
 });
 
+test("a sidecar is kept too", async () => {
+  const again = await open();
+  const load = () => again.evaluate(async () => {
+    const lm = await edgelm.load("/data/beside/m.onnx", { sidecar: "/data/beside/m.onnx.data" }), { prompts } = await lm.verify();
+    await lm.close();
+    return prompts;
+  });
+  assert.ok((await load()) > 0);
+  server.behaviour.down = true;
+  assert.ok((await load()) > 0);
+  await again.close();
+});
+
+test("logits are those of Node bit for bit, whatever instructions each has", async () => {
+  const cases = expectations().logits.map(({ model, ids }) => [path.basename(model), fs.existsSync(path.join(data, path.basename(model))) ? data : fixtures, ids]);
+  for (const [name, folder, ids] of cases) {
+    const lm = await load(path.join(folder, name)), own = await lm.logits(ids);
+    await lm.close();
+    const there = await page.evaluate(async ([url, ids]) => {
+      const lm = await edgelm.load(url, { cache: false, worker: false }), rows = await lm.logits(ids);
+      await lm.close();
+      return rows.map((row) => [...new Int32Array(row.buffer)].join());
+    }, [`/${folder === data ? "data" : "models"}/${name}`, ids]);
+    assert.deepEqual(there, own.map((row) => [...new Int32Array(row.buffer)].join()), name);
+  }
+});
+
 test("a broken download goes on where it broke, and one without ranges begins anew", async () => {
   const fresh = await browser.newContext(), there = await open(fresh);
   server.log.length = 0;
@@ -151,7 +178,7 @@ test("damaged, truncated and missing files are refused by name", async () => {
   for (const cache of [true, false]) {
     const [name, message] = await refused("/damaged.onnx", { cache });
     assert.match(name, /ModelFileError|VerificationError/);
-    assert.match(message, /damaged.*graph|changed after its export: the graph/);
+    assert.match(message, /damaged.*graph|changed after its export: the graph|gives other logits than at its export/);
     assert.match((await refused("/truncated.onnx", { cache })).join(), /ModelFileError,truncated.onnx is cut off/);
   }
   assert.match((await refused("/nothing.onnx")).join(), /DownloadError,.*404/);

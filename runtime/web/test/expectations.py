@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import multiprocessing
 import random
 import sys
 import warnings
@@ -26,6 +27,7 @@ import edgelm  # noqa: E402
 from edgelm.checkpoint import Checkpoint  # noqa: E402
 from edgelm.web_page import write_page  # noqa: E402
 from edgelm_export import export_checkpoint, quantize  # noqa: E402
+from edgelm_export.files import writer  # noqa: E402
 from edgelm_runtime import Tokenizer  # noqa: E402
 from edgelm_runtime.assets import assets_folder  # noqa: E402
 from edgelm_runtime.loading import BUNDLED  # noqa: E402
@@ -66,6 +68,7 @@ FORMS: list[dict[str, Any]] = [
     {"regex": r"\"[^\"\n]{0,8}\""},
 ]
 CONVERSATIONS = (
+    [{"role": "user", "content": ["Look at", {"type": "text", "text": "the <|im_end|> thing"}]}],
     [{"role": "user", "content": "Hi"}],
     [
         {"role": "system", "content": "Be brief."},
@@ -88,24 +91,50 @@ def on_grid(checkpoint: Checkpoint) -> Checkpoint:
     return checkpoint
 
 
+# Forms with a cache, in which weights come in blocks: what `quantize` is asked for.
+NAMES = [name for name in ARCHITECTURES if name not in ("experts", "convolutions")]  # which JavaScript refuses
+BLOCKS: dict[str, dict[str, Any]] = {
+    "seed": {"dtype": "int4"},
+    "grouped heads": {"dtype": "int4"},
+    "soft caps": {"dtype": "int8"},
+    "parallel": {"dtype": "int4", "block_size": 16},
+}
+
+
 def write_models(folder: Path) -> None:
     """Small files of every architecture in float32 and int8, of some in all other forms; what is there stays."""
-    # Which the JavaScript runtime refuses.
-    names = [name for name in ARCHITECTURES if name not in ("experts", "convolutions")]
-    for index, name in enumerate(names):
-        exact = export(folder / f"{index}-fp32.onnx", name, outputs=("hidden", "embeddings"))
-        if name != "one token of context":  # of which nothing can be predicted
-            quantized(exact, "int8")
-    for name in ("gpt2", "windows"):
-        quantized(folder / f"{names.index(name)}-fp32.onnx", "fp16")
-    forms: list[tuple[str, str, dict[str, Any]]] = [
-        ("seed", "int4", {}),
-        ("grouped heads", "int4", {}),
-        ("soft caps", "int8", {}),
-        ("parallel", "int4", {"block_size": 16}),
-    ]
-    for name, dtype, options in forms:
-        quantized(export(folder / f"{names.index(name)}-cached.onnx", name, kv_cache=True), dtype, **options)
+    jobs = [(write_architecture, name, folder) for name in NAMES]
+    jobs += [(write_blocks, name, folder) for name in BLOCKS]
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pending = [
+            pool.apply_async(job, rest)
+            for job, *rest in [*jobs, (write_grid, folder), (write_sidecar, folder)]
+        ]
+        for each in pending:
+            each.get()
+
+
+def write_architecture(name: str, folder: Path) -> None:
+    index = NAMES.index(name)
+    exact = export(folder / f"{index}-fp32.onnx", name, outputs=("hidden", "embeddings"))
+    if name != "one token of context":  # of which nothing can be predicted
+        quantized(exact, "int8")
+    if name in ("gpt2", "windows"):
+        quantized(exact, "fp16")
+
+
+def write_blocks(name: str, folder: Path) -> None:
+    index = NAMES.index(name)
+    quantized(export(folder / f"{index}-cached.onnx", name, kv_cache=True), **BLOCKS[name])
+
+
+def write_sidecar(folder: Path) -> None:
+    """A model whose weights lie in a file beside it, as those of models above 2 GB do."""
+    writer.LARGEST_FILE = 10_000
+    export(folder / "beside" / "m.onnx", "gpt2")
+
+
+def write_grid(folder: Path) -> None:
     if not (grid := folder / "grid-int4.onnx").exists():
         wide = Checkpoint(
             small_model("gpt2", vocab_size=272, width=64, mlp_width=128, **LLAMA), small_tokenizer()
@@ -115,6 +144,7 @@ def write_models(folder: Path) -> None:
 
 def export(path: Path, name: str, **options: Any) -> Path:
     if not path.exists():
+        path.parent.mkdir(exist_ok=True)
         export_checkpoint(small_checkpoint(name), path, **options)
     return path
 
@@ -276,12 +306,14 @@ def scores_and_vectors() -> list[dict[str, Any]]:
                 "text": text,
                 "logprobs": score.logprobs,
                 "short": lm.score(text, stride=3).logprobs,
+                "top": lm.score(text, top_logprobs=2).top_logprobs,
             }
             case |= {
                 "perplexity": score.perplexity,
                 "bits_per_byte": score.bits_per_byte,
                 "mean": lm.embed(text),
             }
+            case["none"] = lm.embed("the thing", pooling="none")
             case["last"] = lm.embed(text, layer="embeddings", pooling="last", normalize=False)
             cases.append(case)
     return cases

@@ -66,6 +66,33 @@ test("models with parts that are not computed here are refused by name", () => {
   assert.throws(() => checkConfig({ ...config, convolution_layers: [true], convolution_length: 3 }, "m.onnx"), /m\.onnx has convolutions/);
 });
 
+/** The file with `to` in the place of `from`, filled up with spaces to the same length. */
+function changed(bytes, from, to) {
+  const copy = Buffer.from(bytes), at = copy.indexOf(from);
+  assert.ok(at >= 0 && to.length <= from.length, from);
+  copy.write(to.padEnd(from.length), at, "latin1");
+  return copy;
+}
+
+test("what a file asks for and this engine does not know is refused by name, not left out", async () => {
+  const bytes = fs.readFileSync(path.join(fixtures, "tiny.onnx"));
+  for (const [from, to, message] of [
+    ['"attention_scale":0.35355339059327373', '"attention_scale":1,"num_wheels":2', /has the unknown model field num_wheels; update edgelm/],
+    ['"parallel_residual":false', '"parallel_residual":2', /has parallel_residual = 2 in its configuration/],
+    ['"init":"gpt2","local_layers":[],"local_rope_theta":0.0,"logit_softcap":0.0,"mlp_bias":true', '"init":"","local_layers":[],"local_rope_theta":0.0,"logit_softcap":0.0,"mlp_bias":false',
+      /has the weight blocks\.0\.mlp\.\w+\.bias, which this engine does not know; update edgelm/],
+    ['{"pattern":"[ ', '{"habit":"[ ', /has a tokenizer that cannot be read: the tokenizer has the unknown field habit/],
+    ['"activation":"gelu_tanh"', '"activation":"relu"', /VerificationError: .* than at its export/], // seen at load, by a golden vector
+  ]) await assert.rejects(load(changed(bytes, from, to)), (error) => assert.match(`${error.name}: ${error.message}`, message) ?? true);
+});
+
+test("a model beside whose file its weights lie", async () => {
+  const file = path.join(data, "beside", "m.onnx"), lm = await load(file);
+  assert.ok((await lm.verify()).prompts > 0);
+  await lm.close();
+  await assert.rejects(load(fs.readFileSync(file)), /keeps its weights in a file beside it; give it as the option sidecar/);
+});
+
 test("files of other kinds are refused by name", async () => {
   await assert.rejects(load(path.join(fixtures, "foreign.onnx")), /without edgelm's metadata/);
   await assert.rejects(load(Buffer.from("hello, this is no model")), /is not an ONNX model|is cut off/);

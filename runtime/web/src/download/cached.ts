@@ -7,7 +7,7 @@
  */
 import { DownloadError, ModelFileError } from "../errors.js";
 import type { LoadOptions } from "../loadOptions.js";
-import { fileDigest } from "../modelFile/digest.js";
+import { bytesDigest, fileDigest } from "../modelFile/digest.js";
 import { blobSource } from "../modelFile/source.js";
 import { download } from "./download.js";
 
@@ -30,7 +30,17 @@ interface Entry extends Identity {
 }
 
 /** The bytes at `url`, from the cache where they are. Throws DownloadError, ModelFileError, or an AbortError. */
-export async function cachedDownload(url: URL, options: LoadOptions): Promise<Blob> {
+export function cachedDownload(url: URL, options: LoadOptions): Promise<Blob> {
+  return cached(url, options, null);
+}
+
+/** The same for the sidecar of a `model`, which says what its digest is. */
+export async function cachedSidecar(url: URL, model: Blob, options: LoadOptions): Promise<Blob> {
+  const sidecar = (await identityOf(model))?.digest.sidecar, { digest: _, ...rest } = options;
+  return cached(url, rest, sidecar === undefined ? null : { key: sidecar, digest: { sidecar } });
+}
+
+async function cached(url: URL, options: LoadOptions, promised: Identity | null): Promise<Blob> {
   if (options.cache === false || typeof caches === "undefined") return download(url, options);
   const store = await Store.open();
   if (options.digest !== undefined) {
@@ -43,9 +53,8 @@ export async function cachedDownload(url: URL, options: LoadOptions): Promise<Bl
     if (kept) return kept;
     throw new DownloadError(`cannot reach ${url}, and it is not in the cache`, "check the network");
   }
-  const identity = head.size > 0 ? await identityAt(url, head.size, options.signal) : null;
-  const blob = identity ? await fetchParts(url, head.size, identity, store, options) : await fetchWhole(url, store, options);
-  return blob;
+  const identity = head.size > 0 ? (promised ?? (await identityAt(url, head.size, options.signal))) : null;
+  return identity ? fetchParts(url, head.size, identity, store, options) : fetchWhole(url, store, options, promised);
 }
 
 /** How large the file is (0: unknown), or that nobody answers. */
@@ -70,6 +79,10 @@ async function identityAt(url: URL, size: number, signal: AbortSignal | undefine
     return null;
   }
   return identityIn(new Uint8Array(await response.arrayBuffer()));
+}
+
+async function identityOf(model: Blob): Promise<Identity | null> {
+  return identityIn(new Uint8Array(await model.slice(Math.max(0, model.size - TAIL)).arrayBuffer()));
 }
 
 /** The digest entry in the last bytes of a file: a metadata entry, key and value with their lengths. */
@@ -120,9 +133,9 @@ async function fetchParts(url: URL, size: number, identity: Identity, store: Sto
   return blob;
 }
 
-async function fetchWhole(url: URL, store: Store, options: LoadOptions): Promise<Blob> {
+async function fetchWhole(url: URL, store: Store, options: LoadOptions, promised: Identity | null): Promise<Blob> {
   const blob = await download(url, options);
-  const identity = await identityIn(new Uint8Array(await blob.slice(Math.max(0, blob.size - TAIL)).arrayBuffer()));
+  const identity = promised ?? (await identityOf(blob));
   if (!identity) return blob; // no file of edgelm, or damaged: opening it says so
   for (let start = 0; start < blob.size; start += PART) await store.put(identity.key, start / PART, blob.slice(start, start + PART));
   await checkBytes(url, blob, { ...identity, size: blob.size, complete: false }, store);
@@ -133,7 +146,8 @@ async function fetchWhole(url: URL, store: Store, options: LoadOptions): Promise
 async function checkBytes(url: URL, blob: Blob, entry: Entry, store: Store): Promise<void> {
   let found: Record<string, string> = {};
   try {
-    found = await fileDigest(blobSource(blob, url.href), null);
+    const source = blobSource(blob, url.href);
+    found = entry.digest.graph ? await fileDigest(source, null) : { sidecar: await bytesDigest(source) };
   } catch (error) {
     await store.forget(entry.key);
     throw error;

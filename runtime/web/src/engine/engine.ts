@@ -28,12 +28,12 @@ export class Engine implements Decoder {
   static async open(layout: Layout, config: Config, source: Source, options: EngineOptions): Promise<Engine> {
     const { threads } = options, heap = new Heap(threads > 1);
     heap.reserve(weightBytes(layout));
-    const kernels = await openKernels(heap, threads > 1);
-    const helpers = threads > 1 ? await startHelpers(kernels, heap, threads) : null;
+    const opened = await openKernels(heap, threads > 1);
+    const helpers = threads > 1 ? await startHelpers(opened, heap, threads) : null;
     try {
-      const reader = new WeightReader(layout, source, options.sidecar, heap, kernels, options.progress);
+      const reader = new WeightReader(layout, source, options.sidecar, heap, opened, options.progress);
       const parameters = await readParameters(reader, layout, config);
-      return new Engine(config, new Transformer(heap, kernels, config, parameters, threads), helpers, heap);
+      return new Engine(config, new Transformer(heap, opened.kernels, config, parameters, threads), helpers, heap);
     } catch (error) {
       helpers?.dismiss();
       throw error;

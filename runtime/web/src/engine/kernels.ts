@@ -1,6 +1,6 @@
 /** The WebAssembly kernels, and the memory that they work in. */
 import { ModelFileError } from "../errors.js";
-import { KERNELS } from "./kernels.generated.js";
+import { KERNELS, PLAIN } from "./kernels.generated.js";
 
 type Fn = (...values: number[]) => void;
 
@@ -8,9 +8,21 @@ type Fn = (...values: number[]) => void;
 export interface Kernels {
   activate: Fn; add: Fn; addBias: Fn; layerNorm: Fn; rmsNorm: Fn; rotate: Fn; softcap: Fn; withMeans: Fn;
   roundRows: Fn; byColumns: Fn; byRows: Fn; int8Rows: Fn; int8Blocks: Fn; int4Blocks: Fn; attend: Fn;
-  halfToFloat: Fn; padRows8: Fn; pairNibbles: Fn; transpose8: Fn; unpackNibbles: Fn; unpackZeros: Fn;
+  halfToFloat: Fn; orderLanes: Fn; padRows8: Fn; pairNibbles: Fn; rowSums: Fn; transpose8: Fn; unpackNibbles: Fn; unpackZeros: Fn;
   sha256: Fn; setThreads: Fn; help: Fn; dismiss: Fn;
+  usable(): number;
 }
+
+/** The kernels on some memory, and the module that they are of. */
+export interface OpenKernels {
+  kernels: Kernels;
+  module: WebAssembly.Module;
+  /** Whether they use relaxed SIMD; bytes of blocks then lie in another order (LANES). */
+  relaxed: boolean;
+}
+
+/** Byte i of 16 lies at LANES[i] where kernels use relaxed SIMD (`lanes` in kernels/relaxed.ts). */
+export const LANES = [0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15];
 
 const PAGE = 65536;
 const MOST_PAGES = 65536;
@@ -20,24 +32,27 @@ const ALIGNMENT = 64;
 /** Pages that are added at least: each time costs a collection of garbage, since engines count the memory anew. */
 const STEP = 256;
 
-let compiled: Promise<WebAssembly.Module> | null = null, compiledShared: Promise<WebAssembly.Module> | null = null;
+let modules: Promise<Uint8Array<ArrayBuffer>> | null = null;
+const compiled = new Map<string, Promise<WebAssembly.Module>>();
 
-/** The kernels as a module; for memory that is shared among threads, or not. */
-export function kernelModule(shared: boolean): Promise<WebAssembly.Module> {
-  if (shared) return (compiledShared ??= inflated().then(compile));
-  return (compiled ??= inflated().then((bytes) => compile(unshared(bytes))));
+/** The kernels as a module: with relaxed SIMD or not, for memory that is shared among threads or not. */
+function kernelModule(relaxed: boolean, shared: boolean): Promise<WebAssembly.Module> {
+  const key = `${relaxed} ${shared}`;
+  let found = compiled.get(key);
+  if (!found) compiled.set(key, (found = compile(relaxed, shared)));
+  return found;
+}
+
+async function compile(relaxed: boolean, shared: boolean): Promise<WebAssembly.Module> {
+  const both = await (modules ??= inflated()), bytes = relaxed ? both.slice(PLAIN) : both.slice(0, PLAIN);
+  return WebAssembly.compile(shared ? bytes : unshared(bytes));
 }
 
 async function inflated(): Promise<Uint8Array<ArrayBuffer>> {
   const packed = new Blob([Uint8Array.from(atob(KERNELS), (c) => c.charCodeAt(0))]);
-  return new Uint8Array(await new Response(packed.stream().pipeThrough(new DecompressionStream("deflate-raw"))).arrayBuffer());
-}
-
-async function compile(bytes: Uint8Array<ArrayBuffer>): Promise<WebAssembly.Module> {
-  if (!WebAssembly.validate(bytes)) {
-    throw new ModelFileError("this browser cannot run WebAssembly with SIMD", "use Chrome or Edge 103, Firefox 113, Safari 16.4, Node 20 or later");
-  }
-  return WebAssembly.compile(bytes);
+  const reader = packed.stream().pipeThrough(new DecompressionStream("deflate-raw")).getReader(), parts: BlobPart[] = [];
+  for (let next = await reader.read(); !next.done; next = await reader.read()) parts.push(next.value);
+  return new Uint8Array(await new Blob(parts).arrayBuffer()); // a Response would do, and costs Node 30 ms
 }
 
 /**
@@ -109,8 +124,17 @@ export class Heap {
   }
 }
 
-/** Kernels on `heap`. */
-export async function openKernels(heap: Heap, shared: boolean): Promise<Kernels> {
-  const { exports } = await WebAssembly.instantiate(await kernelModule(shared), { env: { memory: heap.memory } });
-  return exports as unknown as Kernels;
+/** Kernels on `heap`: the fastest that this machine computes exactly. */
+export async function openKernels(heap: Heap, shared: boolean): Promise<OpenKernels> {
+  for (const relaxed of [true, false]) {
+    try {
+      const module = await kernelModule(relaxed, shared);
+      const { exports } = await WebAssembly.instantiate(module, { env: { memory: heap.memory } });
+      const kernels = exports as unknown as Kernels;
+      if (kernels.usable()) return { kernels, module, relaxed };
+    } catch (error) {
+      if (!(error instanceof WebAssembly.CompileError)) throw error;
+    }
+  }
+  throw new ModelFileError("this browser cannot run WebAssembly with SIMD", "use Chrome or Edge 103, Firefox 113, Safari 16.4, Node 20 or later");
 }

@@ -13,8 +13,8 @@ export type Matrix = Shape &
   (
     | { form: "columns"; w: number }
     | { form: "rows"; w: number }
-    | { form: "int8"; w: number; scales: number; padded: number }
-    | { form: "blocks8"; w: number; scales: number; padded: number; size: number; means: number }
+    | { form: "int8"; w: number; scales: number; sums: number; padded: number }
+    | { form: "blocks8"; w: number; scales: number; padded: number; size: number; means: number; order: number[] | null }
     | { form: "blocks4"; w: number; scales: number; zeros: number; padded: number; means: number }
   );
 
@@ -49,7 +49,7 @@ export class Multiplier {
     else if (matrix.form === "rows") kernels.byRows(x, matrix.w, y, m, k, n);
     else if (matrix.form === "int8") {
       kernels.roundRows(x, this.rounded, this.scales, m, k, matrix.padded, LEVELS_AS_IN_GRAPH);
-      kernels.int8Rows(this.rounded, this.scales, matrix.w, matrix.scales, y, m, matrix.padded, n);
+      kernels.int8Rows(this.rounded, this.scales, matrix.w, matrix.scales, y, m, matrix.padded, n, matrix.sums);
     } else {
       const { padded } = matrix;
       if (matrix.means) {
@@ -73,6 +73,7 @@ export function copyRow(heap: Heap, matrix: Matrix, index: number, to: number): 
     for (let i = 0; i < k; i++) f32[out + i] = i8[from + i]! * scale;
   } else if (matrix.form === "blocks8") {
     const from = matrix.w + index * matrix.padded, scales = (matrix.scales >> 2) + index * (matrix.padded / matrix.size);
-    for (let i = 0; i < k; i++) f32[out + i] = i8[from + i]! * f32[scales + Math.floor(i / matrix.size)]!;
+    const { size, order } = matrix, at = (i: number): number => (order ? (i & ~15) + order[i & 15]! : i);
+    for (let i = 0; i < k; i++) f32[out + i] = i8[from + at(i)]! * f32[scales + Math.floor(i / size)]!;
   } else throw new TypeError(`an embedding of form ${matrix.form}`);
 }

@@ -70,12 +70,10 @@ export async function readParameters(reader: WeightReader, layout: Layout, confi
   const positions = config.position === "learned" ? await reader.table(positionsName(layout, config), config.context_length, width) : 0;
   const blocks: Block[] = [];
   for (let layer = 0; layer < config.num_layers; layer++) blocks.push(await block(`blocks.${layer}`));
-  return {
-    embedding, positions, blocks,
-    smoothing: await reader.vector("smoothing.embedding", width, true),
-    finalNorm: await norm("final_norm"),
-    head: { matrix: head, bias: config.head_bias ? await reader.vector("head.bias", vocab) : 0 },
-  };
+  const smoothing = await reader.vector("smoothing.embedding", width, true), finalNorm = await norm("final_norm");
+  const bias = config.head_bias ? await reader.vector("head.bias", vocab) : 0;
+  reader.checkAllRead();
+  return { embedding, positions, blocks, smoothing, finalNorm, head: { matrix: head, bias } };
 }
 
 /** Files that were exported before the name was promised may call the table of positions as their tracer did. */

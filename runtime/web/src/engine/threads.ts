@@ -1,5 +1,5 @@
 /** Further threads of the kernels: workers that share the memory and wait for a part of each product. */
-import { kernelModule, type Heap, type Kernels } from "./kernels.js";
+import type { Heap, OpenKernels } from "./kernels.js";
 
 /** What a helping worker runs: it is sent the module, the memory and its number, and stays in the kernel. */
 const HELPER = `onmessage = async ({ data: { module, memory, index } }) => {
@@ -22,8 +22,7 @@ export interface Helpers {
 }
 
 /** Start `threads` - 1 workers, before any kernel runs. */
-export async function startHelpers(kernels: Kernels, heap: Heap, threads: number): Promise<Helpers> {
-  const module = await kernelModule(true);
+export async function startHelpers({ kernels, module }: OpenKernels, heap: Heap, threads: number): Promise<Helpers> {
   await Promise.all(Array.from({ length: threads - 1 }, (_, i) => startHelper({ module, memory: heap.memory, index: i + 1 })));
   kernels.setThreads(threads);
   return { dismiss: () => kernels.dismiss() };

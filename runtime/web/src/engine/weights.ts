@@ -2,10 +2,12 @@
 import { ModelFileError } from "../errors.js";
 import { FLOAT, FLOAT16, INT8, UINT8, type Layout, type Tensor } from "../modelFile/layout.js";
 import type { Source } from "../modelFile/source.js";
-import type { Heap, Kernels } from "./kernels.js";
+import { LANES, type Heap, type Kernels, type OpenKernels } from "./kernels.js";
 import type { Matrix } from "./matrix.js";
 
 const SIZES: Record<number, number> = { [FLOAT]: 4, [FLOAT16]: 2, [INT8]: 1, [UINT8]: 1 };
+/** What a module's weights are called; what a tracer made has other names. */
+const PARAMETER = /\.(weight|bias)(\.|$)/;
 const up = (value: number, step: number): number => Math.ceil(value / step) * step;
 
 /** About the memory that the weights take: their bytes, twice where they are widened. */
@@ -17,12 +19,22 @@ export class WeightReader {
   private spare = 0;
   private spareSize = 0;
   private read = 0;
+  private readonly seen = new Set<string>();
+  private readonly kernels: Kernels;
 
   /** `progress` is told the bytes read so far. */
   constructor(
     private readonly layout: Layout, private readonly source: Source, private readonly sidecar: Source | null,
-    private readonly heap: Heap, private readonly kernels: Kernels, private readonly progress: (bytes: number) => void,
-  ) {}
+    private readonly heap: Heap, private readonly opened: OpenKernels, private readonly progress: (bytes: number) => void,
+  ) {
+    this.kernels = opened.kernels;
+  }
+
+  /** Throws ModelFileError for a weight of the model that nothing has read: it belongs to a computation that is not known here. */
+  checkAllRead(): void {
+    const left = [...this.layout.tensors.keys()].find((name) => PARAMETER.test(name) && !this.seen.has(name));
+    if (left) throw new ModelFileError(`${this.source.name} has the weight ${left}, which this engine does not know`, "update edgelm, or load with onnxruntime");
+  }
 
   has(name: string): boolean {
     return this.layout.tensors.has(name) || this.layout.tensors.has(name + ".fp16");
@@ -59,7 +71,9 @@ export class WeightReader {
       if (byRows) this.kernels.padRows8(raw, w, n, k, padded, 0);
       else this.kernels.transpose8(raw, w, k, n, padded);
     }
-    return { form: "int8", w, n, k, padded, scales: await this.vector(name + ".scale", n) };
+    const sums = this.opened.relaxed ? this.heap.allocate(4 * n) : 0;
+    this.kernels.rowSums(w, sums, n, padded);
+    return { form: "int8", w, n, k, padded, sums, scales: await this.vector(name + ".scale", n) };
   }
 
   private async blocks8(tensor: Tensor, name: string, n: number, k: number): Promise<Matrix> {
@@ -68,8 +82,7 @@ export class WeightReader {
     if (size % 16 || blocks < Math.ceil(k / size)) throw this.unknown(tensor);
     const padded = blocks * size, w = this.heap.allocate(n * padded);
     this.kernels.padRows8(await this.toSpare(tensor), w, n, padded, padded, 128);
-    const scales = await this.floats(this.one(name + ".scales"), [n, blocks]);
-    return { form: "blocks8", w, scales, n, k, padded, size, means: blocks > Math.ceil(k / size) ? size : 0 };
+    return this.inBlocks8(name, w, n, k, blocks, size);
   }
 
   private async blocks4(tensor: Tensor, name: string, n: number, k: number): Promise<Matrix> {
@@ -84,11 +97,19 @@ export class WeightReader {
       const w = this.heap.allocate(n * blocks * 16);
       await this.copy(tensor, w);
       this.kernels.pairNibbles(w, n * blocks);
+      this.kernels.orderLanes(w, n * blocks * 16);
       return { form: "blocks4", w, zeros, scales: await this.floats(this.one(name + ".scales"), [n, blocks]), n, k, padded, means };
     }
     const w = this.heap.allocate(n * padded);
     this.kernels.unpackNibbles(await this.toSpare(tensor), zeros, w, n * blocks, size);
-    return { form: "blocks8", w, scales: await this.floats(this.one(name + ".scales"), [n, blocks]), n, k, padded, size, means };
+    return this.inBlocks8(name, w, n, k, blocks, size);
+  }
+
+  private async inBlocks8(name: string, w: number, n: number, k: number, blocks: number, size: number): Promise<Matrix> {
+    const padded = blocks * size, means = blocks > Math.ceil(k / size) ? size : 0;
+    this.kernels.orderLanes(w, n * padded);
+    const scales = await this.floats(this.one(name + ".scales"), [n, blocks]);
+    return { form: "blocks8", w, scales, n, k, padded, size, means, order: this.opened.relaxed ? LANES : null };
   }
 
   /** Address of a float tensor of `dims`, as float32. */
@@ -132,6 +153,7 @@ export class WeightReader {
   }
 
   private async copy(tensor: Tensor, to: number): Promise<void> {
+    this.seen.add(tensor.name);
     const source = tensor.external ? this.sidecar : this.source;
     if (!source) throw new ModelFileError(`${this.source.name} keeps its weights in a file beside it`, "give it as the option sidecar");
     const size = tensor.end - tensor.start;

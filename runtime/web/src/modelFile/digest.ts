@@ -29,6 +29,11 @@ export async function fileDigest(source: Source, sidecar: Source | null): Promis
   return found;
 }
 
+/** SHA-256 (hex) of all bytes. */
+export async function bytesDigest(source: Source): Promise<string> {
+  return (await Hasher.open()).hex(source, [[0, source.size]]);
+}
+
 /** SHA-256 by the kernels, in pieces. */
 class Hasher {
   private readonly state: number;
@@ -43,7 +48,7 @@ class Hasher {
 
   static async open(): Promise<Hasher> {
     const heap = new Heap(false);
-    return new Hasher(heap, await openKernels(heap, false));
+    return new Hasher(heap, (await openKernels(heap, false)).kernels);
   }
 
   /** The hash of some stretches of `source`, one after the other. */

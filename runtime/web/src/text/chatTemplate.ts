@@ -12,7 +12,14 @@ import { StandIns, type Plain } from "./standIns.js";
 /** `role` and `content`, and whatever else the model's template reads (`name`, `tool_calls`, ...). */
 export interface Message {
   role: string;
-  content?: string;
+  content?: string | readonly (string | TextPart)[];
+  [field: string]: unknown;
+}
+
+/** A part of a content. */
+export interface TextPart {
+  type: "text";
+  text: string;
   [field: string]: unknown;
 }
 
@@ -46,7 +53,9 @@ const PROBE = "probe text";
 /** Renders conversations for one model: its `template`, the texts of its special tokens, `bos_token` and `eos_token`. */
 export class ChatTemplate {
   private framing: Promise<ReadonlySet<string>> | null = null;
+  // Whether the template shows contents that are lists of parts, and texts.
   private parts: Promise<boolean> | null = null;
+  private texts: Promise<boolean> | null = null;
 
   constructor(
     private readonly template: string | null, private readonly special: readonly string[], private readonly variables: Record<string, string>,
@@ -97,11 +106,12 @@ export class ChatTemplate {
     return new Set(this.special);
   }
 
-  /** Contents as text, or as lists of one part where the template reads no others. */
+  /** Contents as text or as lists of parts, as the template reads them. */
   private async inForm(conversation: readonly Message[]): Promise<readonly Message[]> {
-    this.parts ??= this.shows(PROBE).then(async (text) => !text && (await this.shows([{ type: "text", text: PROBE }])));
-    if (!(await this.parts)) return conversation;
-    return conversation.map((message) => ({ ...message, content: [{ type: "text", text: message.content }] as unknown as string }));
+    const parts = (): Promise<boolean> => (this.parts ??= this.shows([{ type: "text", text: PROBE }]));
+    if (conversation.some(({ content }) => Array.isArray(content))) return (await parts()) ? conversation : conversation.map(joined);
+    if ((await (this.texts ??= this.shows(PROBE))) || !(await parts())) return conversation;
+    return conversation.map((message) => (typeof message.content === "string" ? { ...message, content: [{ type: "text", text: message.content }] } : message));
   }
 
   /** Whether the template writes such a content, and not the form that it has. */
@@ -121,9 +131,24 @@ function ownWords(message: Message, field: string): boolean {
 }
 
 function marked(message: Message, mark: string): Message {
-  if (message.role !== "assistant" || !message.content) throw new OptionError("there is no answer to continue", "the last message must be the assistant's");
+  if (message.role !== "assistant" || !message.content?.length) throw new OptionError("there is no answer to continue", "the last message must be the assistant's");
   // Whether the space is there after rendering shows whether the template trims its messages.
-  return { ...message, content: `${message.content}${mark} ` };
+  if (typeof message.content === "string") return { ...message, content: `${message.content}${mark} ` };
+  const last = message.content.at(-1) as TextPart;
+  return { ...message, content: [...message.content.slice(0, -1), { ...last, text: `${last.text}${mark} ` }] };
+}
+
+/** The message with the parts of its content as one text, a part a line. */
+function joined(message: Message): Message {
+  const { content } = message;
+  return Array.isArray(content) ? { ...message, content: (content as TextPart[]).map(({ text }) => text).join("\n") } : message;
+}
+
+function part(given: unknown): TextPart {
+  if (typeof given === "string") return { type: "text", text: given };
+  const { type, text } = (given ?? {}) as TextPart;
+  if (type === "text" && typeof text === "string") return given as TextPart;
+  throw new OptionError(`a part of a message is ${shown(type ?? given)}`, 'edgelm takes {type: "text", text: ...} only');
 }
 
 function cutAt(text: string, mark: string): string {
@@ -133,9 +158,9 @@ function cutAt(text: string, mark: string): string {
 }
 
 function plain(messages: readonly Message[], prompt: boolean): string {
-  const lines = messages.map(({ role, content = "" }) => {
+  const lines = messages.map(joined).map(({ role, content = "" }) => {
     if (!ROLES.includes(role)) throw new OptionError(`a message has role ${shown(role)}`, `choose one of ${ROLES.join(", ")}`);
-    return role === "system" || role === "developer" ? content : `${role[0]!.toUpperCase()}${role.slice(1)}: ${content}`;
+    return role === "system" || role === "developer" ? (content as string) : `${role[0]!.toUpperCase()}${role.slice(1)}: ${content}`;
   });
   return [...lines, ...(prompt ? ["Assistant:"] : [])].join("\n");
 }
@@ -151,8 +176,9 @@ function checked(messages: readonly Message[], special: readonly string[]): Mess
     if (!ROLES.includes(role) && special.some((text) => text.includes(role))) {
       throw new OptionError(`a message has role ${shown(role)}, a part of a special token`, "choose another name");
     }
-    if (typeof content !== "string" && !(content === undefined && message.tool_calls)) throw new OptionError(`a message is ${shown(message)}`, "give role and content, both text");
+    if (!Array.isArray(content) && typeof content !== "string" && !(content === undefined && message.tool_calls)) throw new OptionError(`a message is ${shown(message)}`, "give role and content, both text");
     const made = Object.fromEntries(Object.entries(message).filter(([, value]) => value !== null && value !== undefined)) as Message;
+    if (Array.isArray(content)) made.content = content.map(part);
     const thought = made.reasoning_content ?? made.thinking ?? made.reasoning;
     return thought === undefined ? made : { thinking: thought, ...made, reasoning_content: thought };
   });

@@ -1,35 +1,39 @@
 /** What runs in a page's worker: a model, and the answers to messages. A page may also import it and open a model itself. */
 import type { Pieces } from "../backend.js";
-import { cachedDownload } from "../download/cached.js";
+import { cachedDownload, cachedSidecar } from "../download/cached.js";
 import { errorFromPlain, errorToPlain, ModelFileError } from "../errors.js";
 import type { LoadOptions } from "../loadOptions.js";
 import type { LocalBackend } from "../localBackend.js";
-import { blobSource, type Source } from "../modelFile/source.js";
+import { blobSource } from "../modelFile/source.js";
 import { openModel, type OpenOptions } from "../open.js";
 import type { FromWorker, SentModel, SentOptions, ToWorker } from "./messages.js";
 
 /** Open a model in this thread. */
 export async function openHere(
-  model: SentModel, options: SentOptions, rest: Pick<LoadOptions, "signal"> & Pick<OpenOptions, "onProgress" | "onnxruntime">,
+  model: SentModel, options: SentOptions, rest: Pick<LoadOptions, "signal"> & Pick<OpenOptions, "onProgress" | "other">,
 ): Promise<LocalBackend> {
-  const { threads = 1, digest } = options, { onProgress, onnxruntime, signal } = rest;
+  const { threads = 1, digest } = options, { signal, ...open } = rest, { onProgress } = open;
   const downloadOptions: LoadOptions = {
     ...(options.cache === undefined ? {} : { cache: options.cache }), ...(digest === undefined ? {} : { digest }),
     ...(signal ? { signal } : {}), ...(onProgress ? { onProgress } : {}),
   };
-  const get = async (sent: SentModel): Promise<Source> => {
-    if ("blob" in sent) return blobSource(sent.blob, sent.name);
+  const get = async (sent: SentModel, download: (url: URL) => Promise<Blob>): Promise<Named> => {
+    if ("blob" in sent) return sent;
     const url = new URL(sent.url);
-    return blobSource(await cachedDownload(url, downloadOptions), url.pathname.split("/").at(-1) || url.href);
+    return { blob: await download(url), name: url.pathname.split("/").at(-1) || url.href };
   };
-  const source = await get(model), sidecar = options.sidecar ? await get(options.sidecar) : null;
-  const backend = await openModel(source, { threads, sidecar, onProgress, onnxruntime });
+  const file = await get(model, (url) => cachedDownload(url, downloadOptions));
+  const beside = options.sidecar ? await get(options.sidecar, (url) => cachedSidecar(url, file.blob, downloadOptions)) : null;
+  const source = blobSource(file.blob, file.name), sidecar = beside && blobSource(beside.blob, beside.name);
+  const backend = await openModel(source, { threads, sidecar, ...open });
   if (digest !== undefined && backend.info.digest !== digest) {
     await backend.close();
     throw new ModelFileError(`${source.name} has the digest ${backend.info.digest || "none"}`, `expected ${digest}`);
   }
   return backend;
 }
+
+type Named = { blob: Blob; name: string };
 
 interface Port {
   postMessage(message: FromWorker): void;
@@ -44,7 +48,7 @@ export function serve(port: Port): void {
 
   async function open({ id, model, options }: ToWorker & { kind: "open" }): Promise<void> {
     backend = await openHere(model, options, {
-      onProgress: (progress) => port.postMessage({ kind: "progress", id, progress }), onnxruntime: undefined,
+      onProgress: (progress) => port.postMessage({ kind: "progress", id, progress }),
     });
     port.postMessage({ kind: "opened", id, info: backend.info });
   }

@@ -6,7 +6,7 @@ import type { Processor } from "../generation/options.js";
 import type { Piece, Stats } from "../generation/results.js";
 import type { Progress } from "../open.js";
 import type { VerifyReport } from "../reports/verify.js";
-import type { Score } from "../scoring.js";
+import type { Score, ScoreOptions } from "../scoring.js";
 import type { ChatText } from "../text/chatTemplate.js";
 import type { AllowedSpecial } from "../text/tokenizer.js";
 import type { FromWorker, SentModel, SentOptions, ToWorker } from "./messages.js";
@@ -63,11 +63,11 @@ export class WorkerBackend implements Backend {
     return this.call("decode", ids, skipSpecial);
   }
 
-  score(text: Prompt, stride: number | undefined): Promise<Score> {
-    return this.call("score", text, stride);
+  score(text: Prompt, options: ScoreOptions): Promise<Score> {
+    return this.call("score", text, options);
   }
 
-  embed(texts: readonly Prompt[], options: EmbedOptions): Promise<Float32Array[]> {
+  embed(texts: readonly Prompt[], options: EmbedOptions): Promise<Float32Array[][]> {
     return this.call("embed", texts, options);
   }
 
