@@ -72,7 +72,7 @@ def _rewrite(graph: ir.Graph, node: ir.Node, bits: int, block_size: int) -> None
     if outer:
         x = build.add("Pad", [x, build.constant(f"experts.{outer}", np.array([0, 0, 0, 0, 0, outer]))])
     (up_values, up_scales, up_points), (down_values, down_scales, down_points) = stored
-    further = [None] * 4 + [up_points, down_points] if bits == 4 else []
+    further: list[ir.Value | None] = [None, None, None, None, up_points, down_points] if bits == 4 else []
     result = build.add(
         "QMoE", [x, node.inputs[1], up_values, up_scales, None, down_values, down_scales, *further], MICROSOFT,
         expert_weight_bits=bits, block_size=block_size, accuracy_level=ACCURACY_LEVEL,

@@ -64,10 +64,10 @@ class StandardCachedOperators(RoutedExperts, CachedConvolutions):
         key, value = self._written(past_key, key), self._written(past_value, value)
         self.present += [key, value]
         if spec.softcap:  # `FusedOperators` says why
-            return spelled_out(query, key, value, spec, self._seen(spec.window)[:, :, None])
+            return spelled_out(query, key, value, spec, self._seen(spec.window, past_key)[:, :, None])
         inputs: list[torch.Tensor | None] = [query, key, value]
         if spec.window:
-            inputs.append(self._seen(spec.window))
+            inputs.append(self._seen(spec.window, past_key))
         else:
             inputs += [None, None, None, self._valid]
         attributes = {"scale": spec.scale, "is_causal": int(not spec.window)}
@@ -83,10 +83,10 @@ class StandardCachedOperators(RoutedExperts, CachedConvolutions):
             version=STATIC_CACHE_OPSET,
         )
 
-    def _seen(self, window: int) -> torch.Tensor:
+    def _seen(self, window: int, past: torch.Tensor) -> torch.Tensor:
         """Where in the buffer a new token may look: boolean (B, 1, S, C)."""
         assert self._positions is not None
         if window not in self._masks:
-            distance = self._positions[:, None, :, None] - torch.arange(self._past[0].shape[2])
+            distance = self._positions[:, None, :, None] - torch.arange(past.shape[2])
             self._masks[window] = visible(distance, window)
         return self._masks[window]

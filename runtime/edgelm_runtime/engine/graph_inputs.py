@@ -58,9 +58,8 @@ def last_positions(rows: Sequence[Ids], counts: Sequence[int]) -> Ids:
 
 
 MOST_TOKENS = 512
-"""Tokens of a pass without a cache, filled-up ones included, where there are several rows: memory grows with the largest
-pass that there ever was (the bundled model with 4 rows of 512: 119 MB, and 151 MB in one pass), and such a pass is no
-faster per token for being larger."""
+"""Tokens of a pass of several rows without a cache, padding included: memory grows with the largest pass so far (the
+bundled model with 4 rows of 512: 119 MB, and 151 MB in one pass), and a larger pass is no faster per token."""
 
 
 def in_passes(

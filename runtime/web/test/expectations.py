@@ -92,7 +92,9 @@ def on_grid(checkpoint: Checkpoint) -> Checkpoint:
 
 
 # Forms with a cache, in which weights come in blocks: what `quantize` is asked for.
-NAMES = [name for name in ARCHITECTURES if name not in ("experts", "convolutions")]  # which JavaScript refuses
+NAMES = [
+    name for name in ARCHITECTURES if name not in ("experts", "convolutions")
+]  # which JavaScript refuses
 BLOCKS: dict[str, dict[str, Any]] = {
     "seed": {"dtype": "int4"},
     "grouped heads": {"dtype": "int4"},
