@@ -151,3 +151,31 @@ def test_muon_makes_the_update_of_each_matrix_orthogonal() -> None:
     assert len(optimizer.adamw.state) + len(rows) == len(list(model.parameters()))
     optimizer.zero_grad()
     assert all(weight.grad is None for weight in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"convolution_length": 3, "convolution_layers": (True, False), "position": "rotary"},
+        {
+            "num_experts": 4,
+            "experts_per_token": 2,
+            "shared_mlp_width": 12,
+            "activation": "silu",
+            "mlp_bias": False,
+        },
+    ],
+    ids=str,
+)
+def test_muon_and_adamw_share_all_weights_of_any_block(changes: dict[str, object]) -> None:
+    model = small_model(num_layers=2, **changes)
+    optimizer = Optimizer(model, TrainingConfig(matrix_rate=0.1), torch.device("cpu"))
+    before = [weight.detach().clone() for weight in model.parameters()]
+    for weight in model.parameters():
+        weight.grad = torch.ones_like(weight)
+    optimizer.step()
+    assert all((old != new).any() for old, new in zip(before, model.parameters(), strict=True))
+    by_adamw = {id(weight) for weight in optimizer.adamw.state}
+    for name, weight in model.named_parameters():
+        is_matrix = name.startswith("blocks.") and weight.dim() == 2 and "kernel" not in name
+        assert (id(weight) in by_adamw) != is_matrix, name

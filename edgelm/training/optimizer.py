@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from edgelm.model import Transformer
+from edgelm.model.convolution import Kernel
 from edgelm.training.config import TrainingConfig
 
 
@@ -91,12 +92,18 @@ def _matrices(model: Transformer) -> Iterator[tuple[nn.Parameter, list[int]]]:
     """The trained matrices of the blocks, each with the rows of the matrices that it is made of."""
     config = model.config
     keys = config.num_kv_heads * config.head_dim
-    fused = {"attention.qkv.weight": [config.num_heads * config.head_dim, keys, keys]}
-    if config.gated_mlp:
-        fused["mlp.up.weight"] = [config.mlp_width] * 2
+    queries_keys_values = [config.num_heads * config.head_dim, keys, keys]
+    # A convolution's taps for each feature are no matrix, though they have two dimensions.
+    taps = {id(module.weight) for module in model.modules() if isinstance(module, Kernel)}
     for name, weight in model.blocks.named_parameters():
-        if weight.dim() == 2 and weight.requires_grad:
-            yield weight, fused.get(name.partition(".")[2], [len(weight)])
+        if weight.dim() != 2 or not weight.requires_grad or id(weight) in taps:
+            continue
+        if name.endswith("attention.qkv.weight"):
+            yield weight, queries_keys_values
+        elif name.endswith(".up.weight") and config.gated_mlp:
+            yield weight, [len(weight) // 2] * 2
+        else:
+            yield weight, [len(weight)]
 
 
 def _views(weight: nn.Parameter, rows: list[int]) -> list[nn.Parameter]:
