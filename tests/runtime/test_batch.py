@@ -270,11 +270,15 @@ def test_the_function_for_spark(beside_a_model: Path) -> None:
 
 
 @pytest.mark.package("pyspark")
-def test_spark(beside_a_model: Path) -> None:
+def test_spark(beside_a_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("pandas")
     if shutil.which("java") is None:
         pytest.skip("Spark needs Java")
+    monkeypatch.setenv(
+        "PYSPARK_PYTHON", sys.executable
+    )  # its workers would take whatever python3 is on the path
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     names: dict[str, Any] = {}
     for part in ("def write(", "pyspark"):
         exec(compile(_example(part), str(PAGE), "exec"), names)
