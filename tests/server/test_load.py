@@ -26,7 +26,7 @@ def test_callers_who_behave_badly() -> None:
     reader = threading.Thread(target=lambda: log.append(process.stderr.read()))  # type: ignore[union-attr]
     reader.start()
     try:
-        report = asyncio.run(serve_load.burden(port, process.pid, callers=32, seconds=8))
+        report = asyncio.run(serve_load.burden(port, process.pid, callers=32, seconds=5))
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
