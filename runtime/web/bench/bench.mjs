@@ -95,6 +95,7 @@ const server = await serve({
 server.behaviour.isolated = true;
 const all = subjects(), figures = all.map(() => []);
 for (let round = 0; round < rounds; round++) {
+  if (round) show(round); // should what follows be cut off
   for (const [i, subject] of all.entries()) {
     try {
       figures[i].push(await subject.measure(subject));
@@ -105,18 +106,22 @@ for (let round = 0; round < rounds; round++) {
 }
 await server.close();
 fs.rmSync(folder, { recursive: true });
-console.log("CPU ms (of the clock: ms): a token, prompts of 64 and of 504 tokens, open; peak MB");
-for (const [i, { title }] of all.entries()) {
-  if (!figures[i].length) continue;
-  const at = (what) => median(figures[i].map((figure) => figure[what]));
-  console.log(`${title}: ${["step", "short", "long", "open"].map((what) => `${at(what).toPrecision(3)} (${at(what + "Wall").toPrecision(3)})`).join(", ")}; ${at("peak").toFixed(0)}`);
+show(rounds);
+
+function show(count) {
+  console.log(`${count} rounds, CPU ms (of the clock: ms): a token, prompts of 64 and of 504 tokens, open; peak MB`);
+  for (const [i, { title }] of all.entries()) {
+    if (!figures[i].length) continue;
+    const at = (what) => median(figures[i].map((figure) => figure[what]));
+    console.log(`${title}: ${["step", "short", "long", "open"].map((what) => `${at(what).toPrecision(3)} (${at(what + "Wall").toPrecision(3)})`).join(", ")}; ${at("peak").toFixed(0)}`);
+  }
 }
 
 /** Open and run by `timed`, which gives CPU and wall-clock milliseconds; the differences are the figures. */
 async function measured(timed, peak) {
   const times = {};
   for (const what of ["open", ...Object.keys(RUNS)]) times[what] = await timed(what);
-  const [steps] = [RUNS.many[2] - RUNS.one[2]], per = (which) => (times.many[which] - times.one[which]) / steps;
+  const steps = RUNS.many[2] - RUNS.one[2], per = (which) => (times.many[which] - times.one[which]) / steps;
   return {
     step: per(0), stepWall: per(1), short: times.short[0], shortWall: times.short[1], long: times.long[0], longWall: times.long[1],
     open: times.open[0], openWall: times.open[1], peak: await peak(),

@@ -1,11 +1,11 @@
 /** What runs in a page's worker: a model, and the answers to messages. A page may also import it and open a model itself. */
 import type { Pieces } from "../backend.js";
-import { cachedDownload, cachedSidecar } from "../download/cached.js";
 import { errorFromPlain, errorToPlain, ModelFileError } from "../errors.js";
 import type { LoadOptions } from "../loadOptions.js";
 import type { LocalBackend } from "../localBackend.js";
 import { blobSource } from "../modelFile/source.js";
 import { openModel, type OpenOptions } from "../open.js";
+import { cachedDownload, cachedSidecar } from "../download/cached.js";
 import type { FromWorker, SentModel, SentOptions, ToWorker } from "./messages.js";
 
 /** Open a model in this thread. */
