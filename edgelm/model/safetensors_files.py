@@ -48,7 +48,7 @@ def _read(file: BinaryIO, start: int, about: dict[str, Any], name: str, path: Pa
             f"{path}: {name} is stored as {about['dtype']}", "give weights in float32, float16 or bfloat16"
         )
     tensor = torch.empty(prod(about["shape"]), dtype=dtype)
-    content = memoryview(tensor.view(torch.uint8).numpy())
+    content = tensor.view(torch.uint8).numpy().data
     file.seek(start + about["data_offsets"][0])
     while content:
         count = file.readinto(content)  # type: ignore[attr-defined]

@@ -108,9 +108,13 @@ class StoredModel:
         """The model with the first `size` ids only, and no dropout."""
         weights = dict(self.weights)
         for name in VOCABULARY_ROWS & weights.keys():
-            read = weights[name].read
-            weights[name] = Stored((size, *weights[name].shape[1:]), lambda read=read: read()[:size])
+            shape = (size, *weights[name].shape[1:])
+            weights[name] = Stored(shape, partial(_first_rows, weights[name], size))
         return StoredModel(replace(self.config, vocab_size=size, dropout=0.0), weights, "the model")
+
+
+def _first_rows(weight: Stored, count: int) -> torch.Tensor:
+    return weight.read()[:count]
 
 
 VOCABULARY_ROWS = {"token_embedding.weight", "head.weight", "head.bias"}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -184,9 +185,13 @@ def _attach_matrices(graph: ir.Model, model: StoredModel) -> None:
             tied = model.config.tied_head and name == "token_embedding.weight"
             value = initializers["model.head.weight" if tied else f"model.{name}"]
             value.const_value = ir.LazyTensor(
-                lambda name=name: ir.tensor(model.read(name).numpy(), name=name),
+                partial(_tensor, model, name),
                 dtype=ir.DataType.FLOAT, shape=ir.Shape(weight.shape), name=value.name,
             )  # fmt: skip
+
+
+def _tensor(model: StoredModel, name: str) -> ir.TensorProtocol:
+    return ir.tensor(model.read(name).numpy(), name=name)
 
 
 def _name_positions(graph: ir.Model, model: StoredModel) -> None:
