@@ -25,13 +25,14 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from edgelm.config import ModelConfig
-from edgelm.model import Transformer
+from edgelm.model import Stored, StoredModel, Transformer
+from edgelm.model.safetensors_files import safetensors_weights
+from edgelm.model.stored import stored_weights
 from edgelm_runtime.atomic_files import place, sync
 from edgelm_runtime.errors import CheckpointError, EdgelmError, OutputError
-from edgelm_runtime.git_lfs import refuse_pointer
 from edgelm_runtime.text.tokenizer import Tokenizer
 from edgelm_runtime.text.tokenizer_loading import load_tokenizer
 
@@ -47,12 +48,13 @@ _OWN = {CONFIG, WEIGHTS, TOKENIZER, HELD_OUT, STATE, SETTINGS, FIGURES}
 class Checkpoint:
     """A model with what belongs to it.
 
-    `generation` holds defaults for the runtime (`end_ids`, `temperature`, `chat_template`, ...), `origin`
-    what is worth knowing about where the weights came from, `held_out` chats (`messages`, and `tools` where there are
-    some) that the model was not taught. All are plain JSON values.
+    `held` is the model in memory, or as it is stored; `model` has it in memory from its first use on. `generation`
+    holds defaults for the runtime (`end_ids`, `temperature`, `chat_template`, ...), `origin` what is worth knowing
+    about where the weights came from, `held_out` chats (`messages`, and `tools` where there are some) that the model
+    was not taught. All are plain JSON values.
     """
 
-    model: Transformer
+    held: Transformer | StoredModel
     tokenizer: Tokenizer | None
     generation: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +62,19 @@ class Checkpoint:
 
     @property
     def config(self) -> ModelConfig:
-        return self.model.config
+        return self.held.config
+
+    @property
+    def model(self) -> Transformer:
+        """The model with all its weights in memory."""
+        if isinstance(self.held, StoredModel):
+            self.held = self.held.load()
+        return self.held
+
+    @property
+    def stored(self) -> StoredModel:
+        """The model with its weights where they are."""
+        return self.held if isinstance(self.held, StoredModel) else StoredModel.of(self.held)
 
 
 def save_checkpoint(
@@ -83,7 +97,7 @@ def save_checkpoint(
         if checkpoint.tokenizer is not None:
             about["tokenizer_sha256"] = checkpoint.tokenizer.digest
         (new / CONFIG).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-        save_tensors(save_file, _stored_weights(checkpoint.model), new / WEIGHTS)
+        save_tensors(save_file, stored_weights(checkpoint.model), new / WEIGHTS)
         # safetensors makes its file for the owner alone; whoever may read the rest may read the weights.
         (new / WEIGHTS).chmod((new / CONFIG).stat().st_mode)
         if checkpoint.tokenizer is not None:
@@ -104,15 +118,14 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         about = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         config = ModelConfig.from_dict(about["model"])
         tokenizer = _own_tokenizer(folder, about.get("tokenizer_sha256"))
-        refuse_pointer(folder / WEIGHTS)
-        weights = load_file(folder / WEIGHTS)
+        weights = safetensors_weights(folder / WEIGHTS)
         held_out = _held_out(folder / HELD_OUT)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         if isinstance(error, EdgelmError):
             raise
         raise CheckpointError(f"{folder} is not a readable checkpoint: {error}") from error
-    model = build_model(config, weights, str(folder))
-    return Checkpoint(model.eval(), tokenizer, about.get("generation", {}), about.get("origin", {}), held_out)
+    model = StoredModel(config, weights, str(folder))
+    return Checkpoint(model, tokenizer, about.get("generation", {}), about.get("origin", {}), held_out)
 
 
 def _own_tokenizer(folder: Path, digest: str | None) -> Tokenizer | None:
@@ -156,32 +169,8 @@ def build_model(config: ModelConfig, weights: dict[str, torch.Tensor], source: s
 
     Raises CheckpointError that lists missing, unknown and ill-shaped weights; `source` names their origin.
     """
-    # A damaged figure must not build a million layers before the weights are looked at.
-    if config.num_layers > len(weights):
-        raise CheckpointError(
-            f"{source} speaks of {config.num_layers} layers and holds {len(weights)} weights"
-        )
-    with torch.device("meta"):
-        model = Transformer(config)
-    expected = {name: tuple(weight.shape) for name, weight in _stored_weights(model).items()}
-    problems = [f"missing {name}" for name in sorted(expected.keys() - weights.keys())]
-    problems += [f"unknown {name}" for name in sorted(weights.keys() - expected.keys())]
-    problems += [
-        f"{name} has shape {tuple(weights[name].shape)} instead of {shape}"
-        for name, shape in expected.items()
-        if name in weights and tuple(weights[name].shape) != shape
-    ]
-    if problems:
-        raise CheckpointError(f"the weights of {source} do not fit its configuration: {'; '.join(problems)}")
-    given = {name: weight.float() for name, weight in weights.items()}
-    if config.tied_head:
-        given["head.weight"] = given["token_embedding.weight"]
-    model.load_state_dict(given, assign=True)
-    if config.tied_head:
-        model.head.weight = model.token_embedding.weight
-    for name, table in Transformer.rotations(config).items():
-        model.register_buffer(name, table, persistent=False)
-    return model
+    stored = {name: Stored(tuple(weight.shape), weight.detach) for name, weight in weights.items()}
+    return StoredModel(config, stored, source).load().train()
 
 
 def checkpoint_folder(folder: Path) -> Path:
@@ -207,13 +196,6 @@ def checkpoint_folder(folder: Path) -> Path:
 def is_checkpoint(folder: Path) -> bool:
     """Whether `folder` has the two files that no checkpoint lacks."""
     return (folder / CONFIG).is_file() and (folder / WEIGHTS).is_file()
-
-
-def _stored_weights(model: Transformer) -> dict[str, torch.Tensor]:
-    weights = {name: weight.detach().contiguous() for name, weight in model.state_dict().items()}
-    if model.config.tied_head:
-        del weights["head.weight"]
-    return weights
 
 
 def save_tensors(save: Callable[[Any, Path], None], values: dict[str, Any], path: Path) -> None:

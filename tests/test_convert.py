@@ -134,7 +134,7 @@ def test_a_gguf_file_comes_back_the_same(tmp_path: Path, family: str, file_type:
 
 def test_what_has_no_name_there_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     made = checkpoint("gpt2")
-    made.model = Transformer(
+    made.held = Transformer(
         ModelConfig(**{**SIZES, "activation": "relu", "head_bias": True, "tied_head": False})
     )
     for write in (write_huggingface, write_gguf):

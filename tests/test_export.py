@@ -23,10 +23,12 @@ from edgelm.cli.quantize_command import file_size
 from edgelm.model import generate
 from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
 from edgelm_export.files import writer
+from edgelm_export.files.reader import read_graph
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, ModelFileError, OptionError, OutputError
 from edgelm_runtime.model_file.external_weights import ALIGNMENT, SMALLEST
 from edgelm_runtime.model_file.opened import OpenModel
+from edgelm_runtime.reports.describe import describe
 from edgelm_runtime.reports.verify import verify
 from tests.small_models import small_checkpoint, small_model, small_tokenizer
 
@@ -233,6 +235,29 @@ def test_a_request_to_end_leaves_nothing_half_written(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_weights_of_the_largest_file_and_of_a_byte_more(
+    spare: int, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to the limit all is one file; above it every reader finds the sidecar."""
+    with OpenModel(exported) as model:
+        size = sum(tensor.const_value.nbytes for tensor in read_graph(exported).graph.initializers.values())
+        assert not model.sidecars
+    monkeypatch.setattr(writer, "LARGEST_FILE", size + spare)
+    path = tmp_path / "model.onnx"
+    export_checkpoint(small_checkpoint(), path, outputs=("embeddings", "hidden"))
+    assert path.with_name("model.onnx.data").exists() == bool(spare)
+    about = describe(path)
+    assert about["sidecar"] == ("model.onnx.data" if spare else None)
+    assert about["bytes"] + about["sidecar_bytes"] == file_size(path)
+    assert verify(path, "cpu", 1).prompts > 1
+    if spare:
+        path.with_name("model.onnx.data").rename(tmp_path / "renamed.data")
+        for reader in (describe, verify):
+            with pytest.raises(ModelFileError, match=r"second file, model\.onnx\.data, and that is missing"):
+                reader(path)
 
 
 def graph_for_mapping(path: Path) -> bytes | None:

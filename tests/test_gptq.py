@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx_ir as ir
 import pytest
 import torch
 
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import export_checkpoint, quantize
+from edgelm_export.files import segments
 from edgelm_export.progress import Progress
-from edgelm_export.quantization import activation_stats
 from edgelm_export.quantization.activation_stats import ActivationStats
 from edgelm_export.quantization.block_layout import blocks_of_4_bits
 from edgelm_export.quantization.gptq import gptq_blocks
 from edgelm_export.quantization.texts import LARGEST_TEXT, calibration_windows, evaluation_text
+from edgelm_runtime.engine.graph_inputs import empty_cache
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError
+from edgelm_runtime.model_file.interface import INPUT_IDS, LOGITS_AT
 from edgelm_runtime.model_file.metadata import read_model_file
 from edgelm_runtime.reports.verify import verify
 from tests.small_models import small_checkpoint, small_model
@@ -84,8 +86,17 @@ def test_moments_are_those_of_what_pytorch_feeds(
     with torch.no_grad():
         for window in windows:
             model(torch.from_numpy(window)[None])
-    monkeypatch.setattr(activation_stats, "LARGEST_GROUP", 4 * 24 * 24 * 3)  # several runs
-    stats = ActivationStats(lambda: ir.load(path), lambda: windows, path)
+    monkeypatch.setattr(segments, "BYTES", 1)  # a layer at a time
+    with closing(Session(path, "cpu")) as session:
+        inputs = session.inputs
+
+    def feeds() -> list[dict[str, Any]]:
+        return [
+            {INPUT_IDS: ids[None], LOGITS_AT: np.arange(len(ids))[None], **empty_cache(inputs, 1, len(ids))}
+            for ids in windows
+        ]
+
+    stats = ActivationStats(path, feeds)
     sizes = stats.input_sizes
     fed = {name: rows for name, rows in fed.items() if rows}
     assert len(fed) >= 8 and set(fed) <= set(sizes)
@@ -169,7 +180,7 @@ def test_without_fitting_a_large_model_takes_less_time_and_loses_more(
     """No statistics are gathered; matrices go to the nearest level, in rows of int8 without smoothing."""
     exact = tmp_path / "exact.onnx"
     export_checkpoint(small_checkpoint(width=64), exact)
-    monkeypatch.setattr(ActivationStats, "_run", None)
+    monkeypatch.setattr(ActivationStats, "_step", None)
     for options in ({"dtype": "int4"}, {"dtype": "int8"}):
         quantize(exact, tmp_path / "rough.onnx", **options, fit=False, max_ppl_increase=1e3, min_agreement=0)
     with pytest.raises(OptionError, match="fit has no meaning for fp16"):

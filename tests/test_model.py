@@ -14,8 +14,8 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from edgelm.config import ModelConfig, RopeScaling
 from edgelm.importers.weight_names import LLM_FROM_SCRATCH, NANOGPT
-from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
-from edgelm.model import AttentionSpec, Transformer, causal_attention
+from edgelm.importers.weight_rules import take_weights, without_prefixes
+from edgelm.model import AttentionSpec, Stored, Transformer, causal_attention
 from edgelm.model.position import rotary_table, rotate
 from edgelm_runtime.errors import ConfigError
 from tests.published_models import LlmFromScratch, NanoGPT
@@ -36,7 +36,7 @@ def with_weights_of(reference: torch.nn.Module, family: Any, config: ModelConfig
     }
     model = Transformer(config)
     weights = take_weights(family, config, without_prefixes(state, "test"), "test")
-    model.load_state_dict(weights, strict=False)
+    model.load_state_dict({name: weight.read() for name, weight in weights.items()}, strict=False)
     return model
 
 

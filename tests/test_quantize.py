@@ -18,17 +18,18 @@ import edgelm
 from edgelm.checkpoint import Checkpoint
 from edgelm_export import compare_with_checkpoint, export_checkpoint, quantize
 from edgelm_export.files import writer
-from edgelm_export.quantization import int8_kv_cache
 from edgelm_export.quantization.block_layout import Blocks, blocks_of_8_bits, pack, unpack
 from edgelm_export.quantization.detect_q4 import blocks_on_grid
 from edgelm_export.quantization.gptq import gptq_blocks
 from edgelm_export.quantization.precision import Quantization, QuantizeOptions
+from edgelm_export.quantization.reference import Reference
 from edgelm_export.quantization.rowwise_int8 import quantize_rows
 from edgelm_export.quantization.texts import evaluation_text
 from edgelm_runtime.engine.cached_decoder import CachedDecoder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
+from edgelm_runtime.model_file.interface import INPUT_IDS
 from edgelm_runtime.model_file.metadata import read_model_file
 from edgelm_runtime.reports.verify import verify
 from tests.small_models import character_tokenizer, small_checkpoint, small_model
@@ -262,17 +263,45 @@ def test_a_cache_is_scaled_on_other_text_than_is_measured(
     cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[np.ndarray] = []
+    feeds = Reference._calibration_feeds
 
-    def spied(session: Session, windows: list[np.ndarray], rotary_dim: int) -> Any:
-        seen.extend(windows)
-        return int8_kv_cache.cache_ranges(session, windows, rotary_dim)
+    def spied(reference: Reference) -> list[dict[str, Any]]:
+        texts = feeds(reference)
+        seen.extend(text[INPUT_IDS][0] for text in texts)
+        return texts
 
-    monkeypatch.setattr("edgelm_export.quantization.reference.cache_ranges", spied)
+    monkeypatch.setattr(Reference, "_calibration_feeds", spied)
     quantize(cached, tmp_path / "small.onnx", "int8", max_ppl_increase=10)
     session = Session(cached, "cpu", threads=1)
     model = read_model_file(session, str(cached))
     measured = evaluation_text(model, RecomputeDecoder(session, 24, 260)).windows
     assert seen and not {tuple(window) for window in seen} & {tuple(window) for window in measured}
+
+
+@pytest.mark.parametrize("stage", ["detect_q4._find_grid", "search.compare_answers", "search.golden_vectors"])
+def test_an_interruption_leaves_nothing(
+    stage: str, cached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(f"edgelm_export.quantization.{stage}", interrupted)
+    (tmp_path / "small.onnx").write_text("the one before")
+    with pytest.raises(KeyboardInterrupt):
+        quantize(cached, tmp_path / "small.onnx", "int4", max_ppl_increase=1e3, min_agreement=0)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["the one before"]
+
+
+def test_a_large_file_is_the_same_when_its_weights_are_held_once(
+    exact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another order of adding up is all that changes."""
+    usual = quantize(exact, tmp_path / "usual.onnx", "fp16")
+    monkeypatch.setattr("edgelm_export.files.reader.LARGE", 0)
+    monkeypatch.setattr("edgelm_export.files.segments.BYTES", 1)
+    large = quantize(exact, tmp_path / "large.onnx", "fp16")
+    assert large.perplexity == pytest.approx(usual.perplexity, rel=1e-4)
+    assert large.perplexity_fp32 == pytest.approx(usual.perplexity_fp32, rel=1e-4)
 
 
 def test_a_report_that_fails_is_not_the_files_failure(exact: Path, tmp_path: Path) -> None:

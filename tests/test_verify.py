@@ -162,6 +162,6 @@ def test_against_a_checkpoint(exported: Path) -> None:
     other.model.blocks[1].mlp.down.weight.data *= 1.1
     with pytest.raises(VerificationError, match="is not this checkpoint"):
         compare_with_checkpoint(exported, other)
-    other.model = small_model("seed", vocab_size=272)
+    other.held = small_model("seed", vocab_size=272)
     with pytest.raises(VerificationError, match="another architecture"):
         compare_with_checkpoint(exported, other)

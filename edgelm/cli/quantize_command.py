@@ -45,7 +45,8 @@ def quantize_options(command: Command) -> Command:
         ),
         click.option(
             "--fit", type=click.Choice(["on", "off"]), callback=_switch, show_default="on",
-            help="Fit rounding to the calibration text. off is faster for large models and loses more.",
+            help="Fit rounding to the calibration text. off is faster for large models and loses more: SmolLM2-135M "
+            "loses 23% of perplexity instead of 7% in int4, 4% instead of 1% in int8.",
         ),
     )):  # fmt: skip
         command = option(command)

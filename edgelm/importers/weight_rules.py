@@ -11,21 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
 from edgelm.config import ModelConfig
-from edgelm.model import Transformer
+from edgelm.model import Stored, Transformer
 from edgelm_runtime.errors import CheckpointError
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A tensor of a source, in the shape that PyTorch would give it, read only when asked for."""
-
-    shape: tuple[int, ...]
-    read: Callable[[], torch.Tensor]
-
 
 Weights = Mapping[str, Stored]
 """Tensors of a source by name, wrappers' prefixes already off."""
@@ -139,23 +131,20 @@ def without_prefixes(weights: Weights, source: str, further: tuple[str, ...] = (
     return clean
 
 
-def take_weights(
-    family: Family, config: ModelConfig, weights: Weights, source: str
-) -> dict[str, torch.Tensor]:
-    """The weights of `Transformer(config)`, float32, from those of a source.
+def take_weights(family: Family, config: ModelConfig, weights: Weights, source: str) -> dict[str, Stored]:
+    """The weights of `Transformer(config)`, from those of a source, each made when it is read.
 
-    One weight is made at a time, so that memory holds what is stored, what is done, and one in the
-    making. Raises CheckpointError that lists missing and unknown names.
+    Raises CheckpointError that lists missing and unknown names, or names a weight that cannot be made.
     """
     plan = weight_plan(family, config)
     check_names(family, plan, weights, source)
-    made: dict[str, torch.Tensor] = {}
-    taken: set[str] = set()
+    made: dict[str, Stored] = {}
     for target, (rule, names) in plan.items():
-        weight = _made(target, rule, names, config, weights, source)
-        # Two weights that come from one tensor (parallel parts after one norm) are two from here on.
-        made[target] = weight if taken.isdisjoint(names) else weight.clone()
-        taken.update(names)
+        shapes = [torch.empty(weights[name].shape, device="meta") for name in names]
+        shape = tuple(_made(target, rule, shapes, config, source).shape)
+        made[target] = Stored(
+            shape, partial(_read, target, rule, [weights[name] for name in names], config, source)
+        )
     return made
 
 
@@ -194,16 +183,22 @@ def check_names(
         raise CheckpointError(f"the weights of {source} do not fit: {'; '.join(problems)}")
 
 
-def _made(
-    target: str, rule: Rule, names: list[str], config: ModelConfig, weights: Weights, source: str
+def _read(
+    target: str, rule: Rule, sources: Sequence[Stored], config: ModelConfig, source: str
 ) -> torch.Tensor:
-    tensors = [weights[name].read() for name in names]
+    return _made(target, rule, [stored.read() for stored in sources], config, source)
+
+
+def _made(
+    target: str, rule: Rule, tensors: Sequence[torch.Tensor], config: ModelConfig, source: str
+) -> torch.Tensor:
     try:
-        return rule.arrange(tensors, config).float().contiguous()
+        return rule.arrange(tensors, config)
     except (RuntimeError, IndexError) as error:
-        shapes = ", ".join(f"{name} {tuple(weights[name].shape)}" for name in names[:6])
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:6])
         raise CheckpointError(
-            f"{source}: no {target} can be made of {shapes}", "the file contradicts itself"
+            f"{source}: no {target} can be made of {', '.join(rule.sources)} {shapes}",
+            "the file contradicts itself",
         ) from error
 
 

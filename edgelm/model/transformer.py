@@ -142,21 +142,21 @@ class Transformer(nn.Module):
     ) -> torch.Tensor:
         """Blocks and final norm over embeddings (B, T, width)."""
         x = self.dropout(x)
-        full, local = self._rotations(positions, operators)
-        for layer, block in enumerate(self.blocks):
-            turn = local if self.config.is_local(layer) else full
-            turn = turn if self.config.rotates(layer) else None
+        for block, turn in zip(self.blocks, self.rotations_by_layer(positions, operators), strict=True):
             if self.gradient_checkpointing and self.training:
                 x = checkpoint(block, x, turn, operators, use_reentrant=False)
             else:
                 x = block(x, turn, operators)
         return self.final_norm(x)
 
-    def _rotations(
-        self, positions: torch.Tensor | None, operators: Operators
-    ) -> tuple[Rotate | None, Rotate | None]:
+    def rotations_by_layer(
+        self,
+        positions: torch.Tensor | None = None,
+        operators: Operators = TorchOperators(),  # noqa: B008 - it is frozen
+    ) -> list[Rotate | None]:
+        """What turns the queries and keys of each layer; None where nothing does."""
         if self.config.position != "rotary":
-            return None, None
+            return [None] * self.config.num_layers
 
         def full(x: torch.Tensor) -> torch.Tensor:
             return operators.rotate_by(x, self.cos_full, self.sin_full, positions)
@@ -164,7 +164,11 @@ class Transformer(nn.Module):
         def local(x: torch.Tensor) -> torch.Tensor:
             return operators.rotate_by(x, self.cos_local, self.sin_local, positions)
 
-        return full, local if self.config.local_rope_theta else full
+        local_turn = local if self.config.local_rope_theta else full
+        return [
+            (local_turn if self.config.is_local(layer) else full) if self.config.rotates(layer) else None
+            for layer in range(self.config.num_layers)
+        ]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits (..., vocab) for hidden states (..., width)."""

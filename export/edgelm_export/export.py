@@ -12,20 +12,21 @@ from typing import TYPE_CHECKING
 
 from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
-from edgelm.model import TorchDecoder, Transformer
+from edgelm.model import StoredModel, TorchDecoder
 from edgelm_export.checks.golden import golden_prompts, golden_vectors
 from edgelm_export.checks.parity import ParityReport, compare, make_cases
 from edgelm_export.files.metadata import graph_facts, seal
+from edgelm_export.files.reader import open_session
 from edgelm_export.files.writer import new_model_file, write_graph
 from edgelm_export.options import GraphOptions, check_options
 from edgelm_export.progress import Report, quiet, unfailing
 from edgelm_export.quantization.precision import FP32, QuantizeOptions
-from edgelm_export.quantization.quality import Quality, answers, compare_answers
+from edgelm_export.quantization.quality import Quality, answers, compare_answers, decoded
 from edgelm_export.quantization.search import quantize
 from edgelm_export.quantization.texts import CHATS, evaluation_text
-from edgelm_export.tracing.export_model import evaluating, trimmed
+from edgelm_export.tracing.export_model import trimmed
 from edgelm_export.tracing.model_entries import model_entries
-from edgelm_export.tracing.reference import torch_answer
+from edgelm_export.tracing.reference import torch_answer, torch_next
 from edgelm_export.tracing.trace import build_graph
 from edgelm_runtime.atomic_files import scratch_folder
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
@@ -33,7 +34,7 @@ from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError, VerificationError
 from edgelm_runtime.model_file.interface import CACHE_LENGTH, GOLDEN, GRAPH, PARITY
 from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
-from edgelm_runtime.reports.verify import verify
+from edgelm_runtime.reports.verify import verify_session
 from edgelm_runtime.validation import number
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def export_checkpoint(
         return _export_fp32(checkpoint, path, graph, report)
     with scratch_folder(path) as folder:
         exact = folder / path.name
-        parity = _export_fp32(checkpoint, exact, graph, report)
+        parity = _export_fp32(checkpoint, exact, graph, report, final=False)
         if checkpoint.held_out and options.get("text") is None:
             options["text"] = _saved_chats(checkpoint, folder)
         quantize(exact, path, dtype, report=report, **options)
@@ -93,7 +94,10 @@ def _saved_chats(checkpoint: Checkpoint, folder: Path) -> Path:
     return path
 
 
-def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, report: Report) -> ParityReport:
+def _export_fp32(
+    checkpoint: Checkpoint, path: Path, options: GraphOptions, report: Report, final: bool = True
+) -> ParityReport:
+    """A file that is not `final` has no golden vectors: they are those of the file that is made from it."""
     model = trimmed(checkpoint)
     config = model.config
     if any(config.convolution_layers) and options.target == "cuda":
@@ -110,20 +114,23 @@ def _export_fp32(checkpoint: Checkpoint, path: Path, options: GraphOptions, repo
     with new_model_file(path) as new:
         report(f"tracing {config.num_layers} layers, opset {options.opset}")
         graph = build_graph(model, options.opset, options.outputs, options.kv_cache, options.target)
-        sidecar = write_graph(graph, new)
+        sidecar = write_graph(graph, new, report)
         report("comparing with PyTorch")
-        with evaluating(checkpoint.model) as reference:
-            answer = torch_answer(reference, config.vocab_size)
-            sizes = ModelFile(config.to_dict(), None)
-            cases = make_cases(answer, sizes, [p["ids"] for p in prompts], options.kv_cache)
-        parity = compare(cases, functools.partial(_open, new), options.atol, report=report)
+        answer = torch_answer(checkpoint.stored, config.vocab_size, report)
+        sizes = ModelFile(config.to_dict(), None)
+        cases = make_cases(answer, sizes, [p["ids"] for p in prompts], options.kv_cache)
+        parity = compare(cases, functools.partial(open_session, new), options.atol, report=report)
         report(str(parity))
         entries[PARITY] = parity.to_dict()
-        entries[GOLDEN] = golden_vectors(TorchDecoder(model), prompts, GOLDEN_SLACK * parity.atol)
-        parameters = sum(weight.numel() for weight in model.parameters())
-        entries[GRAPH] = graph_facts(graph, FP32, parameters, sidecar)
+        if final:
+            following = torch_next(torch_answer(model, config.vocab_size))
+            slack = GOLDEN_SLACK * parity.atol
+            entries[GOLDEN] = golden_vectors(following, config.context_length, prompts, slack, report)
+        entries[GRAPH] = graph_facts(graph, FP32, model.parameters, sidecar)
         seal(new, entries)
-        report(str(verify(new, "cpu")))
+        if final:
+            with closing(open_session(new)) as session:
+                report(str(verify_session(new, session)))
     return parity
 
 
@@ -151,21 +158,20 @@ def compare_with_checkpoint(
             return _compare_quality(path, file, session, model)
         kv_cache = CACHE_LENGTH in session.inputs
     prompts = [prompt["ids"] for prompt in file.golden_prompts]
-    with evaluating(checkpoint.model) as reference:
-        cases = make_cases(torch_answer(reference, file.vocab_size), file, prompts, kv_cache)
+    cases = make_cases(torch_answer(checkpoint.stored, file.vocab_size), file, prompts, kv_cache)
     try:
         return compare(
-            cases, functools.partial(_open, path), atol if atol is not None else file.parity["atol"]
+            cases, functools.partial(open_session, path), atol if atol is not None else file.parity["atol"]
         )
     except ExportError as error:
         raise VerificationError(f"{path} is not this checkpoint: {error.problem}", error.remedy) from error
 
 
-def _compare_quality(path: Path, file: ModelFile, session: Session, model: Transformer) -> Quality:
-    exact = TorchDecoder(model)
+def _compare_quality(path: Path, file: ModelFile, session: Session, model: StoredModel) -> Quality:
+    exact = TorchDecoder(model.load())
     text = evaluation_text(file, exact)
     decoder = RecomputeDecoder(session, file.context_length, file.vocab_size)
-    quality = compare_answers(text, answers(exact, text), answers(decoder, text))
+    quality = compare_answers(text, *(answers(decoded(each, text), text) for each in (exact, decoder)))
     allowed = float(file.quality["allowed_pct"])
     # A better perplexity or other choices are no better: the file is to be this checkpoint.
     same_choices = quality.top1_agreement > file.quality["top1_agreement"] - LESS_AGREEMENT
@@ -175,7 +181,3 @@ def _compare_quality(path: Path, file: ModelFile, session: Session, model: Trans
             "give its own checkpoint",
         )
     return quality
-
-
-def _open(path: Path, optimize: bool) -> Session:
-    return Session(path, "cpu", optimize=optimize)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from edgelm.importers.files.pickles import check_size, wanted_names
-from edgelm.importers.weight_rules import Stored
+from edgelm.model import Stored
 from edgelm_runtime.errors import CheckpointError
 from edgelm_runtime.git_lfs import refuse_pointer
 

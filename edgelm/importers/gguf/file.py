@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edgelm.importers.weight_rules import Stored
+from edgelm.model import Stored
 from edgelm_runtime.errors import CheckpointError
 from edgelm_runtime.git_lfs import refuse_pointer
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from edgelm.checkpoint import Checkpoint, build_model
+from edgelm.checkpoint import Checkpoint
 from edgelm.importers.gguf.architectures import gguf_config
 from edgelm.importers.gguf.parts import GgufModel, read_gguf
 from edgelm.importers.gguf.tokenizer import END_NAMES, END_ROLES, gguf_tokenizer
 from edgelm.importers.tokenizer_choice import TokenizerChoice
 from edgelm.importers.weight_rules import take_weights
+from edgelm.model import StoredModel
 from edgelm_runtime.model_file.interface import ADD_BOS, ADD_EOS, BOS_ID, CHAT_TEMPLATE, END_IDS, EOS_ID
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
 
@@ -23,7 +24,7 @@ def load_gguf(path: Path, choice: TokenizerChoice) -> Checkpoint:
     file, source = read_gguf(path), str(path)
     config, family = gguf_config(file)
     found = choice.tokenizer(lambda: gguf_tokenizer(file, config.vocab_size), config.vocab_size, source)
-    model = build_model(config, take_weights(family, config, file.weights, source), source).eval()
+    model = StoredModel(config, take_weights(family, config, file.weights, source), source)
     origin = {"source": "GGUF", "architecture": file.metadata["general.architecture"], "path": source}
     return Checkpoint(model, found.tokenizer if found else None, _generation(file, found), origin)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from edgelm.importers.gguf.file import GgufFile
-from edgelm.importers.weight_rules import Stored
+from edgelm.model import Stored
 from edgelm_runtime.errors import CheckpointError
 
 PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.DOTALL)

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from edgelm.importers.files.safe_files import has, inside, read_json
-from edgelm.importers.files.safetensors_files import safetensors_weights
 from edgelm.importers.settings import Settings
-from edgelm.importers.weight_rules import Stored, without_prefixes
+from edgelm.importers.weight_rules import without_prefixes
+from edgelm.model import Stored
+from edgelm.model.safetensors_files import safetensors_weights
 from edgelm_runtime.errors import CheckpointError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

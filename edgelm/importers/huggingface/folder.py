@@ -9,16 +9,17 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from edgelm.checkpoint import Checkpoint, build_model
+from edgelm.checkpoint import Checkpoint
 from edgelm.importers.files.safe_files import has, inside, read_json
-from edgelm.importers.files.safetensors_files import safetensors_weights
 from edgelm.importers.files.torch_files import read_torch, stored_tensors
 from edgelm.importers.huggingface.adapter import with_adapter
 from edgelm.importers.huggingface.config import family_of, read_config
 from edgelm.importers.huggingface.generation import generation_settings
 from edgelm.importers.huggingface.tokenizer import folder_tokenizer
 from edgelm.importers.tokenizer_choice import TokenizerChoice
-from edgelm.importers.weight_rules import Stored, take_weights, without_prefixes
+from edgelm.importers.weight_rules import take_weights, without_prefixes
+from edgelm.model import Stored, StoredModel
+from edgelm.model.safetensors_files import safetensors_weights
 from edgelm_runtime.errors import CheckpointError
 
 # What a download asks for: no code, no weights of other frameworks.
@@ -37,7 +38,7 @@ def load_huggingface(folder: Path, choice: TokenizerChoice, adapter: Path | None
     weights = family.renamed(plain if adapter is None else with_adapter(plain, adapter))
     config, family = read_config(settings, weights, source)
     found = choice.tokenizer(lambda: folder_tokenizer(folder, config.vocab_size), config.vocab_size, source)
-    model = build_model(config, take_weights(family, config, weights, source), source).eval()
+    model = StoredModel(config, take_weights(family, config, weights, source), source)
     origin = {"source": "Hugging Face folder", "model_type": settings["model_type"]}
     return Checkpoint(
         model, found.tokenizer if found else None, generation_settings(folder, settings, found), origin

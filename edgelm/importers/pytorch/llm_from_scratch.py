@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 
-from edgelm.checkpoint import Checkpoint, build_model
+from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
 from edgelm.importers.files.torch_files import stored_tensors
 from edgelm.importers.tokenizer_choice import TokenizerChoice, missing, named
 from edgelm.importers.weight_names import LLM_FROM_SCRATCH
-from edgelm.importers.weight_rules import Stored, Weights, take_weights, without_prefixes
+from edgelm.importers.weight_rules import Weights, take_weights, without_prefixes
+from edgelm.model import Stored, StoredModel
 from edgelm_runtime.errors import CheckpointError
 from edgelm_runtime.model_file.interface import END_IDS
 from edgelm_runtime.text.huggingface.byte_level import SYMBOL_OF
@@ -43,7 +44,7 @@ def load_llm_from_scratch(saved: Mapping[str, Any], path: Path, choice: Tokenize
     config = _config(weights, str(path))
     found = choice.tokenizer(lambda: _tokenizer(saved, str(path)), config.vocab_size, str(path))
     _fill_projections(weights, config)
-    model = build_model(config, take_weights(LLM_FROM_SCRATCH, config, weights, str(path)), str(path)).eval()
+    model = StoredModel(config, take_weights(LLM_FROM_SCRATCH, config, weights, str(path)), str(path))
     end = found.tokenizer.end_of_text if found else None
     generation = {END_IDS: [end]} if end is not None else {}
     return Checkpoint(

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from edgelm.checkpoint import Checkpoint, build_model
+from edgelm.checkpoint import Checkpoint
 from edgelm.config import ModelConfig
 from edgelm.importers.files.pickles import plain_pickle
 from edgelm.importers.files.safe_files import has, inside
@@ -18,6 +18,7 @@ from edgelm.importers.files.torch_files import stored_tensors
 from edgelm.importers.tokenizer_choice import WAYS_ON, TokenizerChoice, missing, named
 from edgelm.importers.weight_names import NANOGPT
 from edgelm.importers.weight_rules import Weights, take_weights, without_prefixes
+from edgelm.model import StoredModel
 from edgelm_runtime.errors import CheckpointError, TokenizerError
 from edgelm_runtime.model_file.interface import END_IDS
 from edgelm_runtime.text.huggingface.convert import ImportedTokenizer
@@ -38,7 +39,7 @@ def load_nanogpt(saved: Mapping[str, Any], path: Path, choice: TokenizerChoice) 
     weights = without_prefixes(stored_tensors(saved["model"], path, "model"), source)
     config = _config(saved["model_args"], weights, source)
     found = choice.tokenizer(lambda: _tokenizer(saved, config, path), config.vocab_size, source)
-    model = build_model(config, take_weights(NANOGPT, config, weights, source), source).eval()
+    model = StoredModel(config, take_weights(NANOGPT, config, weights, source), source)
     end = found.tokenizer.end_of_text if found else None
     generation = {END_IDS: [end]} if end is not None else {}
     return Checkpoint(model, found.tokenizer if found else None, generation, {"source": "nanoGPT"})

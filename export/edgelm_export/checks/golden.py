@@ -6,11 +6,14 @@ the largest logits, some spread over the vocabulary, and the logarithm of the su
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgelm_export.progress import Progress, Report, quiet
+from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.errors import OptionError
 from edgelm_runtime.generation.decoder import Decoder
 from edgelm_runtime.generation.logprobs import logsumexp
@@ -52,20 +55,44 @@ def _encoded(tokenizer: Tokenizer, text: str) -> list[int]:
         return []
 
 
-def golden_vectors(decoder: Decoder, prompts: list[dict[str, Any]], atol: float) -> dict[str, Any]:
-    """The `edgelm.golden` entry: each prompt with the answer of `decoder`; `atol` is what a logit may be off."""
-    return {"atol": atol, "prompts": [prompt | _answer(decoder, prompt["ids"]) for prompt in prompts]}
+NextLogits = Callable[[Sequence[Ids]], list[Floats]]
+"""Rows of ids -> the logits (vocab) that follow each of them, by itself."""
 
 
-def _answer(decoder: Decoder, prompt: list[int]) -> dict[str, Any]:
-    ids = np.array(prompt, np.int64)
-    steps: list[NDArray[Any]] = []
-    count = STEPS if len(prompt) <= STEPS else FEWER_STEPS
-    while len(steps) < count and len(ids) <= decoder.context_length:
-        (logits,) = decoder([ids], [1])
-        steps.append(logits[0])
-        ids = np.append(ids, int(logits[0].argmax()))
-    return {"tokens": ids[len(prompt) :].tolist(), "logits": [_summary(step) for step in steps]}
+def one_by_one(decoder: Decoder) -> NextLogits:
+    """What a decoder says of each row alone."""
+    return lambda rows: [decoder([row], [1])[0][0] for row in rows]
+
+
+def golden_vectors(
+    following: NextLogits,
+    context_length: int,
+    prompts: Sequence[dict[str, Any]],
+    atol: float,
+    report: Report = quiet,
+) -> dict[str, Any]:
+    """The `edgelm.golden` entry: each prompt with the greedy answer; `atol` is what a logit may be off.
+
+    All prompts go on together, step by step.
+    """
+    counts = [STEPS if len(prompt["ids"]) <= STEPS else FEWER_STEPS for prompt in prompts]
+    rows = [np.array(prompt["ids"], np.int64) for prompt in prompts]
+    summaries: list[list[dict[str, Any]]] = [[] for _ in prompts]
+    progress = Progress(report, "golden vectors", max(counts))
+    for step in range(max(counts)):
+        going = [at for at, row in enumerate(rows) if step < counts[at] and len(row) <= context_length]
+        for at, logits in zip(going, following([rows[at] for at in going]), strict=True):
+            summaries[at].append(_summary(logits))
+            rows[at] = np.append(rows[at], int(logits.argmax()))
+        progress.step()
+    answers = (
+        {"tokens": row[len(prompt["ids"]) :].tolist(), "logits": steps}
+        for prompt, row, steps in zip(prompts, rows, summaries, strict=True)
+    )
+    return {
+        "atol": atol,
+        "prompts": [prompt | answer for prompt, answer in zip(prompts, answers, strict=True)],
+    }
 
 
 def _summary(logits: NDArray[Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from edgelm_export.progress import Progress, Report, quiet
 from edgelm_runtime.atomic_files import new_files
 from edgelm_runtime.errors import EdgelmError
 from edgelm_runtime.model_file.external_weights import ALIGNMENT, SMALLEST
@@ -79,7 +80,7 @@ def _sidecar_of(path: Path) -> Path:
     return path.with_name(path.name + ".data")
 
 
-def write_graph(model: ir.Model, path: Path) -> Path | None:
+def write_graph(model: ir.Model, path: Path, report: Report = quiet) -> Path | None:
     """Write `model` without metadata to `path`; the sidecar's path where the weights need one."""
     weights = _placed(model)
     sidecar = _sidecar_of(path)
@@ -96,10 +97,12 @@ def write_graph(model: ir.Model, path: Path) -> Path | None:
     if all(weight.offset is None for weight in weights):
         return None
     with sidecar.open("wb") as file:
+        progress = Progress(report, "writing", len(weights))
         for weight in weights:
             if weight.offset is not None:
                 file.write(b"\0" * (weight.offset - file.tell()))
                 file.write(_bytes_of(weight.value))
+            progress.step()
     return sidecar
 
 

@@ -17,6 +17,8 @@ can go by falling diagonal, the important ones first and free of others' errors 
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,11 +32,13 @@ from edgelm_export.quantization.block_layout import (
     pack,
 )
 from edgelm_runtime.arrays import Floats
+from edgelm_runtime.engine.threads import default_threads
 from edgelm_runtime.errors import ExportError
 
 # Shares of the mean diagonal that are added to the diagonal until the factorisation succeeds. Some is needed
 # in any case: the text is short, and what it does not show must not count for nothing.
 DAMPING = (0.01, 0.1, 1.0)
+ROWS_AT_ONCE = 1024
 COLUMNS_AT_ONCE = 64  # errors of earlier columns come by one matrix product for so many
 
 
@@ -49,16 +53,25 @@ def gptq_blocks(matrix: Floats, moments: Floats, block_size: int, name: str) -> 
     feedback, damped = _factor(moments[np.ix_(order, order)], name)
     importance = np.empty(columns, np.float32)
     importance[order] = damped
-    # Scales belong to blocks of adjacent columns, whatever the order that columns are rounded in: so they are chosen
-    # before, for the unrounded weights.
-    blocks = in_blocks(matrix, block_size)
-    scales, zeros = least_error(blocks, in_blocks(importance[None], block_size))
-    # Filled with zero points first: that is the value 0, for what fills up the last block.
-    values = np.tile(zeros[..., None], block_size).astype(np.uint8).reshape(len(matrix), -1)
-    values[:, order] = _round_columns(
-        np.ascontiguousarray(matrix.T[order]), feedback, order // block_size, scales.T, zeros.T
-    ).T
-    packed = pack(values.reshape(blocks.shape))
+    weights_of_errors = in_blocks(importance[None], block_size)
+
+    def rounded(start: int) -> tuple[Bytes, Floats, Floats]:
+        rows = matrix[start : start + ROWS_AT_ONCE]
+        # Scales belong to blocks of adjacent columns, whatever the order that columns are rounded in: so they are
+        # chosen before, for the unrounded weights.
+        blocks = in_blocks(rows, block_size)
+        scales, zeros = least_error(blocks, weights_of_errors)
+        # Filled with zero points first: that is the value 0, for what fills up the last block.
+        values = np.tile(zeros[..., None], block_size).astype(np.uint8).reshape(len(rows), -1)
+        values[:, order] = _round_columns(
+            np.ascontiguousarray(rows.T[order]), feedback, order // block_size, scales.T, zeros.T
+        ).T
+        return pack(values.reshape(blocks.shape)), scales, zeros
+
+    # Outputs have nothing to do with each other; NumPy lets other threads run while it computes.
+    with ThreadPoolExecutor(default_threads()) as pool:
+        parts = list(pool.map(rounded, range(0, len(matrix), ROWS_AT_ONCE)))
+    packed, scales, zeros = (np.concatenate(part) for part in zip(*parts, strict=True))
     return Blocks(4, block_size, columns, packed, scales, pack(zeros.astype(np.uint8)))
 
 

@@ -10,17 +10,14 @@ room. A rotation turns two features of a key into each other, so both get the le
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
 
 from edgelm_export.passes.builder import constant, refuse_standard_cache
-from edgelm_runtime.arrays import Ids
-from edgelm_runtime.engine.graph_inputs import empty_cache
-from edgelm_runtime.engine.session import Session
-from edgelm_runtime.model_file.interface import INPUT_IDS, past_names, present_name
+from edgelm_runtime.model_file.interface import past_name
 
 LEVELS = 127
 ROOM = 1.5
@@ -31,20 +28,16 @@ Ranges = Mapping[str, NDArray[np.float32]]
 """Largest magnitude (kv_heads, head_dim), by the name of the cache input."""
 
 
-def cache_ranges(session: Session, windows: Sequence[Ids], rotary_dim: int) -> Ranges:
-    """What the float32 graph of `session`, with a cache, puts into it on `windows` of ids."""
-    pasts = past_names(session.inputs)
-    presents = [present_name(name) for name in pasts]
-    ranges: dict[str, NDArray[np.float32]] = {}
-    for window in windows:
-        feeds = {INPUT_IDS: window[None], **empty_cache(session.inputs, 1, len(window))}
-        for name, states in zip(pasts, session.run(presents, feeds), strict=True):
-            sizes = np.abs(states[0])
-            if name.endswith(".key"):
-                sizes = _turned(sizes, rotary_dim)
-            largest = sizes.max(axis=1)
-            ranges[name] = np.maximum(ranges.get(name, largest), largest)
-    return ranges
+def widen(
+    ranges: dict[str, NDArray[np.float32]], present: str, states: NDArray[np.float32], rotary_dim: int
+) -> None:
+    """Widen `ranges` by `states` (1, kv_heads, tokens, head_dim), which a graph has put into the cache `present`."""
+    sizes = np.abs(states[0])
+    if present.endswith(".key"):
+        sizes = _turned(sizes, rotary_dim)
+    largest = sizes.max(axis=1)
+    name = past_name(present)
+    ranges[name] = np.maximum(ranges.get(name, largest), largest)
 
 
 def _turned(sizes: NDArray[np.float32], rotary_dim: int) -> NDArray[np.float32]:

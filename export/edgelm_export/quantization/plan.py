@@ -53,7 +53,7 @@ class Plan:
             if reference.fit:
                 Smoothed(reference.stats.input_sizes, keep=halved)(graph)
             RowwiseInt8(keep=halved)(graph)
-        attention = Int8Cache(reference.cache_ranges) if self.int8_cache else SteadyAttention()
+        attention = Int8Cache(reference.stats.cache_ranges) if self.int8_cache else SteadyAttention()
         for step in (RowwiseInt8Embedding(), Float16Weights(only=halved), attention):
             step(graph)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgelm_export.progress import Progress, Report, quiet
 from edgelm_export.quantization.texts import EvaluationText
 from edgelm_runtime.arrays import Floats, Ids
 from edgelm_runtime.generation.decoder import Decoder
@@ -67,14 +69,21 @@ class Answers:
     choices: Ids
 
 
-def answers(decoder: Decoder, text: EvaluationText) -> Answers:
-    """Run `decoder` over all windows of `text`."""
+def answers(logits: Iterable[Floats], text: EvaluationText) -> Answers:
+    """What the `logits` (n, vocab) after all tokens but the last of each window of `text` say."""
     logprobs, choices = [], []
-    for window in text.windows:
-        (logits,) = decoder([window[:-1]], [len(window) - 1])
-        logprobs.append(_logprobs(logits, window[1:]))
-        choices.append(logits.argmax(-1))
+    for found, window in zip(logits, text.windows, strict=True):
+        logprobs.append(_logprobs(found, window[1:]))
+        choices.append(found.argmax(-1))
     return Answers(np.concatenate(logprobs), np.concatenate(choices))
+
+
+def decoded(decoder: Decoder, text: EvaluationText, report: Report = quiet) -> Iterator[Floats]:
+    """What `answers` asks for, from a decoder."""
+    progress = Progress(report, "evaluation text", len(text.windows))
+    for window in text.windows:
+        yield decoder([window[:-1]], [len(window) - 1])[0]
+        progress.step()
 
 
 def _logprobs(logits: Floats, targets: Ids) -> NDArray[np.float64]:

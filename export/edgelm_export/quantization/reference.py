@@ -8,22 +8,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 
 from edgelm.config import ModelConfig
-from edgelm_export.files.reader import read_graph
-from edgelm_export.progress import Report, quiet
+from edgelm_export.files.reader import open_session, read_graph
+from edgelm_export.files.segments import Arrays, Segments
+from edgelm_export.progress import Progress, Report, quiet
 from edgelm_export.quantization.activation_stats import ActivationStats
-from edgelm_export.quantization.int8_kv_cache import Ranges, cache_ranges
 from edgelm_export.quantization.precision import FP32
 from edgelm_export.quantization.quality import Answers, answers
 from edgelm_export.quantization.rounding import Rounding
 from edgelm_export.quantization.texts import EvaluationText, calibration_windows, evaluation_text
 from edgelm_runtime.arrays import Ids
+from edgelm_runtime.engine.graph_inputs import empty_cache
 from edgelm_runtime.engine.recompute_decoder import RecomputeDecoder
 from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.model_file.interface import CACHE_LENGTH, PREFIX
+from edgelm_runtime.model_file.interface import CACHE_LENGTH, INPUT_IDS, LOGITS, LOGITS_AT, PREFIX
 from edgelm_runtime.model_file.metadata import ModelFile, read_model_file
 
 
@@ -31,14 +33,11 @@ class Reference:
     """The float32 file `path`, of which only the metadata are read at once. The rest is found when it is asked for,
     once: what it answers to the evaluation text, and from the calibration text what rounding is fitted to.
 
-    What has to be written meanwhile goes into folders next to `output`. Without `fit` nothing is fitted. Raises
-    OptionError where the file is not float32.
+    Without `fit` nothing is fitted. Raises OptionError where the file is not float32.
     """
 
-    def __init__(
-        self, path: Path, text: Path | None, output: Path, fit: bool = True, report: Report = quiet
-    ) -> None:
-        self._path, self._text, self.fit = path, text, fit
+    def __init__(self, path: Path, text: Path | None, fit: bool = True, report: Report = quiet) -> None:
+        self._path, self._text, self.fit, self._report = path, text, fit, report
         with self._session() as session:
             self.file: ModelFile = read_model_file(session, str(path))
             self.entries = {
@@ -47,15 +46,18 @@ class Reference:
                 if key.startswith(PREFIX)
             }
             self.cached = CACHE_LENGTH in session.inputs
+            self._inputs = session.inputs
         dtype = self.file.dtype
         if dtype != FP32:
             raise OptionError(f"{path} is {dtype} already", "quantise the fp32 file")
-        self.stats = ActivationStats(self.graph, lambda: self._calibration, output, report)
+        config = ModelConfig.from_dict(self.file.config)
+        rotary_dim = config.rotary_dim if config.position == "rotary" else 0
+        self.stats = ActivationStats(path, self._calibration_feeds, rotary_dim, report)
         self.rounding = Rounding(self.stats, fit, report)
 
     @contextmanager
     def _session(self) -> Iterator[Session]:
-        session = Session(self._path, "cpu")
+        session = open_session(self._path)
         try:
             yield session
         finally:
@@ -78,17 +80,23 @@ class Reference:
     @functools.cached_property
     def answers(self) -> Answers:
         """What the file answers to the evaluation text."""
-        with self._session() as session:
-            return answers(self.decoder(session), self.evaluation)
+        segments = Segments(self._path)
+        windows = self.evaluation.windows
+        texts = [self._feeds(window[:-1]) for window in windows]
+        progress = Progress(self._report, "fp32 on the evaluation text", len(segments) * len(windows))
+        for index in range(len(segments) - 1):
+            for _ in segments.run(index, texts, ()):
+                progress.step()
+        logits = segments.run(len(segments) - 1, texts, [LOGITS])
+        return answers((arrays[LOGITS][0] for arrays in logits), self.evaluation)
 
-    @functools.cached_property
-    def cache_ranges(self) -> Ranges:
-        """How large keys and values become."""
-        config = ModelConfig.from_dict(self.file.config)
-        rotary_dim = config.rotary_dim if config.position == "rotary" else 0
-        windows = self._calibration
-        with self._session() as session:
-            return cache_ranges(session, windows, rotary_dim)
+    def _feeds(self, ids: Ids) -> Arrays:
+        """What asks the graph for the logits at each of `ids`."""
+        at = np.arange(len(ids))
+        return {INPUT_IDS: ids[None], LOGITS_AT: at[None], **empty_cache(self._inputs, 1, len(ids))}
+
+    def _calibration_feeds(self) -> list[Arrays]:
+        return [self._feeds(window) for window in self._calibration]
 
     @functools.cached_property
     def _calibration(self) -> list[Ids]:

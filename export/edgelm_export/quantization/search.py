@@ -8,24 +8,24 @@ other. Smoothing and GPTQ are part of every plan: they cost seconds once and not
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgelm_export.checks.golden import golden_vectors
+from edgelm_export.checks.golden import golden_prompts, golden_vectors, one_by_one
 from edgelm_export.checks.parity import consistency
 from edgelm_export.files.metadata import graph_facts, seal
-from edgelm_export.files.reader import read_graph
+from edgelm_export.files.reader import open_session, read_graph
 from edgelm_export.files.writer import new_model_file, write_graph
 from edgelm_export.progress import Report, quiet, unfailing
 from edgelm_export.quantization.plan import Plan, kind_of, matrices
 from edgelm_export.quantization.precision import FP16, INT4, PRECISIONS, Quantization, QuantizeOptions
-from edgelm_export.quantization.quality import Bound, Quality, answers, compare_answers
+from edgelm_export.quantization.quality import Bound, Quality, answers, compare_answers, decoded
 from edgelm_export.quantization.reference import Reference
-from edgelm_runtime.engine.session import Session
 from edgelm_runtime.errors import ExportError, OptionError
 from edgelm_runtime.model_file.interface import DIGEST, GOLDEN, GRAPH, QUALITY
-from edgelm_runtime.reports.verify import verify
+from edgelm_runtime.reports.verify import verify_session
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -47,7 +47,7 @@ def quantize(
     if asked is None:
         raise OptionError(f"{path} is to become {dtype}", f"choose from {', '.join(PRECISIONS)}")
     report = unfailing(report)
-    reference = Reference(path, asked.text, output, asked.fit, report)
+    reference = Reference(path, asked.text, asked.fit, report)
     cached = reference.cached
     asked.check_file(cached)
     first = Plan(asked.precision, asked.first_block_size(cached), asked.int8_cache(cached))
@@ -65,7 +65,7 @@ def _search(
     """Write the first plan that is good enough to `new`."""
     results: dict[Plan, Quality] = {}
     for plan in _plans(reference, first, bound, results):
-        results[plan] = _try(reference, new, plan)
+        results[plan] = _try(reference, new, plan, report)
         report(f"{plan}: {results[plan]}")
         if bound.holds(results[plan]):
             return plan, results[plan]
@@ -101,15 +101,16 @@ def _kinds(reference: Reference) -> list[str]:
     return list(dict.fromkeys(kind_of(name) for name in matrices(reference.graph().graph)))
 
 
-def _try(reference: Reference, new: Path, plan: Plan) -> Quality:
+def _try(reference: Reference, new: Path, plan: Plan, report: Report) -> Quality:
     for stale in new.parent.iterdir():
         stale.unlink()
     graph = reference.graph()
     plan.apply(graph, reference)
     write_graph(graph, new)
-    session = Session(new, "cpu")
+    session = open_session(new)
     try:
-        found = answers(reference.decoder(session), reference.evaluation)
+        text = reference.evaluation
+        found = answers(decoded(reference.decoder(session), text, report), text)
         return compare_answers(reference.evaluation, reference.answers, found)
     finally:
         session.close()
@@ -119,17 +120,18 @@ def _finish(reference: Reference, new: Path, plan: Plan, quality: dict[str, Any]
     """Check that rows are independent, and give the written graph its metadata."""
     entries: dict[str, Any] = dict(reference.entries)
     sidecar = next((file for file in new.parent.iterdir() if file != new), None)
-    prompts: list[dict[str, Any]] = [
-        {k: p[k] for k in ("text", "ids") if k in p} for p in reference.file.golden_prompts
-    ]
+    file = reference.file
+    prompts = golden_prompts(file.tokenizer, file.context_length, file.vocab_size)
     graph = read_graph(new)
-    facts = graph_facts(graph, plan.precision.name, reference.file.graph["parameters"], sidecar)
-    rows = consistency(new, reference.file, paired=not facts["cache_spare"])
+    facts = graph_facts(graph, plan.precision.name, file.graph["parameters"], sidecar)
+    rows = consistency(new, file, paired=not facts["cache_spare"], report=report)
     report(f"rows of a batch do not depend on each other: {rows}")
-    session = Session(new, "cpu")
-    entries[GOLDEN] = golden_vectors(reference.decoder(session), prompts, rows.atol)
+    session = open_session(new)
+    following = one_by_one(reference.decoder(session))
+    entries[GOLDEN] = golden_vectors(following, file.context_length, prompts, rows.atol, report)
     session.close()
     entries[GRAPH] = facts
     entries[QUALITY] = quality
     seal(new, {name: value for name, value in entries.items() if name != DIGEST})
-    report(str(verify(new, "cpu")))
+    with closing(open_session(new)) as session:
+        report(str(verify_session(new, session)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgelm import __version__
 from edgelm.checkpoint import Checkpoint
-from edgelm.model import Transformer
+from edgelm.model import StoredModel
 from edgelm_runtime.errors import ExportError
 from edgelm_runtime.model_file.interface import (
     CONFIG,
@@ -26,7 +26,7 @@ from edgelm_runtime.model_file.interface import (
 TOOLS = ("torch", "onnx", "onnx-ir", "onnxscript", "onnxruntime")
 
 
-def model_entries(checkpoint: Checkpoint, model: Transformer) -> dict[str, Any]:
+def model_entries(checkpoint: Checkpoint, model: StoredModel) -> dict[str, Any]:
     """What stays the same in every precision: format, configuration, tokenizer, generation, origin.
 
     `model` is the model as exported. Raises ExportError where an end id is outside its vocabulary.
@@ -59,9 +59,9 @@ def versions() -> dict[str, str]:
     return {"edgelm": __version__} | {tool: importlib.metadata.version(tool) for tool in TOOLS}
 
 
-def weights_digest(model: Transformer) -> str:
+def weights_digest(model: StoredModel) -> str:
     """SHA-256 over the exported weights, in the order of the checkpoint."""
     digest = hashlib.sha256()
-    for weight in model.parameters():
-        digest.update(np.ascontiguousarray(weight.detach().numpy()).data)
+    for name in model.weights:
+        digest.update(np.ascontiguousarray(model.read(name).numpy()).data)
     return digest.hexdigest()

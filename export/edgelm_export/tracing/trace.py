@@ -5,7 +5,8 @@ Choices, and why:
   computed where it was asked for. `GatherND` understands positions that count from the end.
 - The tied head is one `Gemm` with the embedding matrix itself (transposed inside the kernel); all other
   matrices are stored the way `MatMul` reads them, (in, out), so no runtime needs to transpose them.
-- Weights are referred to, not copied: they are read once, when the file is written.
+- Matrices are traced without their numbers, as memory that nothing touches, and read one at a time when the file is
+  written.
 - Names of dynamic axes, inputs and weights are chosen here; traces of the machine that exported are removed.
 """
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import onnx_ir as ir
@@ -22,7 +24,8 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
-from edgelm.model import Transformer
+from edgelm.model import Stored, StoredModel, Transformer
+from edgelm.model.stored import assign_weights
 from edgelm_export.opsets import FUSED_OPSET
 from edgelm_export.passes.builder import MICROSOFT
 from edgelm_export.passes.cleanup import finish
@@ -110,9 +113,9 @@ def take_rows(hidden: torch.Tensor, at: torch.Tensor, ids: torch.Tensor) -> torc
 
 
 def build_graph(
-    model: Transformer, opset: int, outputs: Sequence[str] = (), kv_cache: bool = False, target: str = "cpu"
+    model: StoredModel, opset: int, outputs: Sequence[str] = (), kv_cache: bool = False, target: str = "cpu"
 ) -> ir.Model:
-    """The graph of `model` (in eval mode), its weights still those of `model`.
+    """The graph of `model`, whose matrices are read when they are asked for.
 
     `outputs` are further outputs from EXTRA_OUTPUTS. `opset` is FIRST_OPSET to LAST_OPSET. With `kv_cache` it
     takes and gives back keys and values, as README.md says, by the operators for `target` (CACHED_OPERATORS).
@@ -120,7 +123,7 @@ def build_graph(
     config = model.config
     fused = opset >= FUSED_OPSET
     operators = FusedOperators(config.position == "rotary") if fused else PlainOperators()
-    module = GraphModule(model, operators, outputs, target).eval()
+    module = GraphModule(_traceable(model), operators, outputs, target).eval()
     # Two rows and two positions at least: torch.export would take an axis of 1 for a constant.
     length = min(5, config.context_length)
     example: list[Any] = [torch.zeros(2, length, dtype=torch.int64), torch.zeros(2, 3, dtype=torch.int64)]
@@ -138,6 +141,7 @@ def build_graph(
     graph = _trace(
         module, tuple(example), opset, input_names=inputs, output_names=results, dynamic_shapes=tuple(axes)
     )
+    _attach_matrices(graph, model)
     ids, at, *cache = graph.graph.inputs
     names = _axis_names(ids, "batch", "sequence") | _axis_names(at, "rows", "positions")
     for value in cache:
@@ -158,12 +162,44 @@ def build_graph(
     return graph
 
 
-def _name_positions(graph: ir.Model, model: Transformer) -> None:
+def _is_matrix(name: str, weight: Stored) -> bool:
+    """Whether a weight is traced without its numbers: the optimiser folds what it can of the others."""
+    return len(weight.shape) > 1 and name != POSITIONS
+
+
+def _traceable(model: StoredModel) -> Transformer:
+    skeleton = model.skeleton()
+    weights = {
+        name: torch.empty(weight.shape) if _is_matrix(name, weight) else model.read(name)
+        for name, weight in model.weights.items()
+    }
+    assign_weights(skeleton, weights)
+    return skeleton
+
+
+def _attach_matrices(graph: ir.Model, model: StoredModel) -> None:
+    """Give the matrices of a traced graph their numbers."""
+    initializers = graph.graph.initializers
+    for name, weight in model.weights.items():
+        if _is_matrix(name, weight):
+            tied = model.config.tied_head and name == "token_embedding.weight"
+            value = initializers["model.head.weight" if tied else f"model.{name}"]
+            value.const_value = ir.LazyTensor(
+                partial(_tensor, model, name),
+                dtype=ir.DataType.FLOAT, shape=ir.Shape(weight.shape), name=value.name,
+            )  # fmt: skip
+
+
+def _tensor(model: StoredModel, name: str) -> ir.TensorProtocol:
+    return ir.tensor(model.read(name).numpy(), name=name)
+
+
+def _name_positions(graph: ir.Model, model: StoredModel) -> None:
     """Learned positions are called what the checkpoint calls them, also where the optimiser folded them into a
     constant of its own: readers that know no graph find weights by name."""
     if model.config.position != "learned" or POSITIONS in graph.graph.initializers:
         return
-    table = model.position_embedding.weight.detach().cpu().numpy()
+    table = model.read(POSITIONS).numpy()
     for value in graph.graph.initializers.values():
         tensor = value.const_value
         if (
@@ -189,12 +225,22 @@ def _trace(module: nn.Module, example: tuple[torch.Tensor, ...], opset: int, **o
         loud.setLevel(level)
     assert program is not None
     graph: ir.Model = program.model
-    # The optimiser would fold transposed weights into copies; `passes` does that without holding them.
-    onnxscript.optimizer.optimize_ir(
-        graph, should_fold=lambda node: False if node.op_type == "Transpose" else None
-    )
+    onnxscript.optimizer.optimize_ir(graph, should_fold=lambda node: False if _reads_matrix(node) else None)
     graph.opset_imports[""] = opset
     return graph
+
+
+def _reads_matrix(node: ir.Node) -> bool:
+    """Whether a node reads a matrix of the model, whose numbers are not there yet (`passes` transposes them)."""
+    return any(
+        value is not None
+        and value.is_initializer()
+        and value.const_value is not None
+        and len(value.const_value.shape) > 1
+        and (value.name or "").startswith("model.")
+        and value.name != f"model.{POSITIONS}"
+        for value in node.inputs
+    )
 
 
 def _axis_names(value: ir.Value, *names: str) -> dict[str, str]:

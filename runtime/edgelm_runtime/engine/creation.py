@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from edgelm_runtime.engine.mapped_pages import SMALLEST, give_back
 from edgelm_runtime.engine.providers import PROVIDER_OPTIONS
 from edgelm_runtime.engine.session_options import session_options
 from edgelm_runtime.errors import ModelFileError
@@ -18,18 +19,24 @@ WEIGHTS_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
 def create(
-    source: OpenModel | bytes, threads: int | None, optimize: bool, providers: list[str]
-) -> ort.InferenceSession:
-    """A session for `source`, its weights mapped from where they lie. Raises ModelFileError.
+    source: OpenModel | bytes, threads: int | None, optimize: bool, as_stored: bool, providers: list[str],
+    weights: Path | None = None,
+) -> ort.InferenceSession:  # fmt: skip
+    """A session for `source`, its weights mapped from where they lie; those of bytes are files in the folder `weights`.
+
+    Raises ModelFileError.
 
     onnxruntime opens weights by name. Where another file has taken the name since `source` was opened, what is held
     open is given to it as bytes instead, which takes more memory.
     """
 
+    # Folding turns float16 weights, which are cast to float32 when the graph runs, into float32 copies.
+    unwanted = ["ConstantFolding"] if as_stored else None
+
     def start(
         graph: bytes | str, folder: Path | None = None, files: Mapping[str, memoryview | bytes] | None = None
     ) -> ort.InferenceSession:
-        options = session_options(threads, optimize)
+        options = session_options(threads, optimize, as_stored)
         if folder is not None:
             options.add_session_config_entry(WEIGHTS_FOLDER, str(folder))
         if files:
@@ -39,17 +46,19 @@ def create(
             )
         configured = [(name, PROVIDER_OPTIONS.get(name, {})) for name in providers]
         try:
-            return ort.InferenceSession(graph, options, providers=configured)
+            return ort.InferenceSession(graph, options, providers=configured, disabled_optimizers=unwanted)
         except Exception as error:  # onnxruntime raises classes of its own with no common base
             raise _not_usable(source, error) from error
 
     if isinstance(source, bytes):
-        return start(source)
+        return start(source, weights)
     mapped = source.graph_for_mapping()
     if mapped is not None or not source.sidecars:
         try:
             session = start(*mapped) if mapped is not None else start(str(source.file.path))
             if not source.replaced():
+                if source.size > SMALLEST:
+                    give_back([file.path for file in source.files])
                 return session
         except ModelFileError:
             if not source.replaced():

@@ -29,7 +29,9 @@ from edgelm_runtime.model_file.opened import OpenModel
 class Session:
     """One loaded graph. `run` may be called from many threads at once.
 
-    Raises ModelFileError where the source is not a usable model, ProviderError where `provider` does not run.
+    `as_stored`: in less memory and slower, with weights read as they lie in the file. `weights` is the folder of the
+    files that bytes refer to. Raises ModelFileError where the source is not a usable model, ProviderError where
+    `provider` does not run.
     """
 
     def __init__(
@@ -38,10 +40,13 @@ class Session:
         provider: str = "auto",
         threads: int | None = None,
         optimize: bool = True,
+        as_stored: bool = False,
+        weights: Path | None = None,
     ) -> None:
         self._providers = choose_providers(provider)
         check_threads(threads)
-        self._threads, self._optimize = threads, optimize
+        self._threads, self._optimize, self._as_stored = threads, optimize, as_stored
+        self._weights = weights
         self._lock = threading.Lock()
         self._closed = False
         self._source = source if isinstance(source, bytes) else OpenModel(source)
@@ -135,7 +140,9 @@ class Session:
         return session
 
     def _create(self) -> ort.InferenceSession:
-        return create(self._source, self._threads, self._optimize, self._providers)
+        return create(
+            self._source, self._threads, self._optimize, self._as_stored, self._providers, self._weights
+        )
 
     def close(self) -> None:
         """Free the graph and its threads, when runs that are under way in other threads have ended."""

@@ -26,8 +26,11 @@ def check_threads(threads: int | None) -> None:
         whole("threads", threads, 1)
 
 
-def session_options(threads: int | None, optimize: bool) -> ort.SessionOptions:
-    """New options, for one session. More threads than the machine has processors would only wait for each other."""
+def session_options(threads: int | None, optimize: bool, as_stored: bool = False) -> ort.SessionOptions:
+    """New options, for one session. More threads than the machine has processors would only wait for each other.
+
+    `as_stored`: products read weights as they lie in the file, and not from copies in the order that they like best.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = min(threads, os.cpu_count() or threads) if threads else default_threads()
     options.inter_op_num_threads = 1
@@ -35,6 +38,8 @@ def session_options(threads: int | None, optimize: bool) -> ort.SessionOptions:
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if _saturates():
         options.add_session_config_entry("session.x64quantprecision", "1")
+    if as_stored:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if not optimize:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options

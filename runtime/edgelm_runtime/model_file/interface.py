@@ -56,6 +56,11 @@ def present_name(past: str) -> str:
     return PRESENT + past.removeprefix(PAST)
 
 
+def past_name(present: str) -> str:
+    """The input that takes what the output `present` gave."""
+    return PAST + present.removeprefix(PRESENT)
+
+
 # Metadata: the key of each entry without the prefix that all of them have.
 FORMAT = 1
 """The version of the format, which the entry `format` holds."""

@@ -52,8 +52,13 @@ class OpenFile:
             raise ModelFileError(f"{name} was written to while it was in use", "load it again")
         return False
 
+    def let_go(self) -> None:
+        """Give the memory back that parts of the file take which were looked at; they are read again when wanted."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            self.data.madvise(mmap.MADV_DONTNEED)
+
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self.data.close()
 
 
@@ -126,7 +131,9 @@ class OpenModel:
 
     def _rewritten(self, own: str | None) -> bytes:
         names = {location: file.path.name for location, file in self.sidecars.items()}
-        return rewritten(self.file.data, self._references, own, names)
+        graph = rewritten(self.file.data, self._references, own, names)
+        self.file.let_go()
+        return graph
 
     def _read_references(self) -> list[Reference]:
         start = bytes(self.file.data[:64])

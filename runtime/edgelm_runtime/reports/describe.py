@@ -18,7 +18,7 @@ def describe(path: str | Path) -> dict[str, Any]:
     ModelFileError where the file cannot be loaded.
     """
     path = path_of("the model", path)
-    session = Session(path, "cpu", optimize=False)
+    session = Session(path, "cpu", optimize=False, as_stored=True)  # nothing is computed
     try:
         files = session.model
         assert files is not None  # it was loaded from a path

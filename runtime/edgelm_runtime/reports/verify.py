@@ -54,17 +54,22 @@ def verify(path: str | Path, provider: str = "auto", threads: int | None = None)
     path = path_of("the model", path)
     session = Session(path, provider, threads)
     try:
-        if not is_model_file(session.metadata):
-            raise VerificationError(
-                f"{path} is not a file of edgelm and carries nothing to verify",
-                "export the model with edgelm",
-            )
-        model = read_model_file(session, str(path), check_digest=False)
-        _check_digest(path, model, session)
-        _check_tokenizer(path, model)
-        return _replay(path, model, session)
+        return verify_session(path, session)
     finally:
         session.close()
+
+
+def verify_session(path: Path, session: Session) -> VerifyReport:
+    """`verify` for the model file `path` that is loaded as `session`."""
+    if not is_model_file(session.metadata):
+        raise VerificationError(
+            f"{path} is not a file of edgelm and carries nothing to verify",
+            "export the model with edgelm",
+        )
+    model = read_model_file(session, str(path), check_digest=False)
+    _check_digest(path, model, session)
+    _check_tokenizer(path, model)
+    return _replay(path, model, session)
 
 
 def _check_digest(path: Path, model: ModelFile, session: Session) -> None:
