@@ -424,7 +424,7 @@ def test_missing_and_unknown_weights_are_listed(tmp_path: Path) -> None:
         ("stablelm", {"qk_layernorm": True}, "qk_layernorm"),
         ("llama", {"attention_bias": True}, "attention_bias is true, and the weights have no such biases"),
         ("smollm3", {"no_rope_layers": [1, 2, 3]}, "no_rope_layers"),
-        ("llama", {"model_type": "hunyuan_v1_dense"}, "hunyuan_v1_dense"),
+        ("llama", {"model_type": "hunyuan_v1_moe"}, "hunyuan_v1_moe"),
         ("llama rope yarn", {"rope_parameters": {**YARN, "truncate": False}}, "truncate"),
         ("llama", {"hidden_act": "laplace"}, "laplace"),
         ("llama", {"quantization_config": {"quant_method": "gptq"}}, "gptq"),

@@ -81,10 +81,11 @@ def test_every_setting_has_a_flag() -> None:
     flags = {parameter.name for parameter in command.params}
     settings = {item.name for item in fields(TrainingConfig)}
     architecture = {item.name for item in fields(ModelConfig)} - {
-        "rope_scaling",
-        "local_layers",
-        "rotary_layers",
-    }
+        # Patterns over the layers, and experts, whose load no training here balances: for a preset, or an import.
+        "rope_scaling", "local_layers", "rotary_layers",
+        "convolution_layers", "convolution_length", "convolution_bias",
+        "num_experts", "experts_per_token", "normalize_experts", "shared_mlp_width",
+    }  # fmt: skip
     # The command line gives --debug to every command that is called through it.
     assert flags - {"debug"} == settings | architecture | {"out", "preset", "resume", "overwrite"}
 

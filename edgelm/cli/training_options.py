@@ -42,6 +42,7 @@ _ARCHITECTURE = {
     "attention_scale": "Factor on query-key products; 0: 1 / sqrt(head_dim).",
     "query_key_norm": "Normalise queries and keys.",
     "query_key_norm_joint": "Normalise the queries of all heads together, and the keys.",
+    "query_key_norm_rotated": "Normalise queries and keys after the rotation, not before it.",
     "parallel_residual": "Attention and MLP from the same input.",
     "pre_norm": "Normalise the inputs of attention and MLP.",
     "post_norm": "Normalise the outputs of attention and MLP too.",
