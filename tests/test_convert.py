@@ -140,7 +140,7 @@ def test_what_has_no_name_there_is_refused_and_leaves_nothing(tmp_path: Path) ->
     for write in (write_huggingface, write_gguf):
         with pytest.raises(ExportError, match=r"is this (architecture|one): gpt2 has no"):
             write(made, tmp_path / "out")
-    made.model = Transformer(
+    made.held = Transformer(
         ModelConfig(**{**SIZES, **FAMILIES["llama"], "num_experts": 4, "experts_per_token": 2})
     )
     for write in (write_huggingface, write_gguf):

@@ -50,8 +50,8 @@ def test_a_provider_that_does_not_come_up_is_an_error(monkeypatch: pytest.Monkey
     import onnxruntime
 
     class Fallen(onnxruntime.InferenceSession):  # type: ignore[misc]
-        def __init__(self, data: Any, options: Any, providers: list[str]) -> None:
-            super().__init__(data, options, providers=["CPUExecutionProvider"])
+        def __init__(self, data: Any, options: Any, providers: list[str], **rest: Any) -> None:
+            super().__init__(data, options, providers=["CPUExecutionProvider"], **rest)
 
     monkeypatch.setattr(
         onnxruntime, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]

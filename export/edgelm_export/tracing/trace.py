@@ -170,11 +170,18 @@ def _is_matrix(name: str, weight: Stored) -> bool:
 def _traceable(model: StoredModel) -> Transformer:
     skeleton = model.skeleton()
     weights = {
-        name: torch.empty(weight.shape) if _is_matrix(name, weight) else model.read(name)
-        for name, weight in model.weights.items()
+        name: _placeholder(weight, number) if _is_matrix(name, weight) else model.read(name)
+        for number, (name, weight) in enumerate(model.weights.items())
     }
     assign_weights(skeleton, weights)
     return skeleton
+
+
+def _placeholder(weight: Stored, number: int) -> torch.Tensor:
+    """Memory that nothing touches, but for the first element: the optimiser merges small weights that are equal."""
+    placeholder = torch.empty(weight.shape)
+    placeholder.view(-1)[0] = number
+    return placeholder
 
 
 def _attach_matrices(graph: ir.Model, model: StoredModel) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from edgelm_runtime.errors import OptionError
-from edgelm_runtime.validation import number, shown, stop_strings, whole
+from edgelm_runtime.validation import choice, number, shown, stop_strings, whole
 
 
 class Kind(Protocol):
@@ -70,8 +70,7 @@ class Choice(NamedTuple):
     annotation: str
 
     def check(self, name: str, value: Any) -> None:
-        if value not in self.names:
-            raise OptionError(f"{name} is {shown(value)}", f"choose one of {', '.join(self.names)}")
+        choice(name, value, self.names)
 
 
 class AutoOr(NamedTuple):
