@@ -117,6 +117,13 @@ def reading_options(command: Command) -> Command:
     )(command)
 
 
+def folder_option(about: str, required: bool = True) -> Callable[[Command], Command]:
+    """Add --output, for the folder that a command writes. (--out is its older name.)"""
+    return click.option(
+        "-o", "--output", "--out", "out", type=click.Path(path_type=Path), required=required, help=about
+    )
+
+
 def read_once(sources: Sequence[Any]) -> None:
     """Raise OptionError where standard input would be read more than once."""
     if sum(str(source) == STANDARD_INPUT for source in sources) > 1:

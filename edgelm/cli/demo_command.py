@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from edgelm.cli.arguments import folder_option
+
 FOLDER = "edgelm-demo"
 PROMPTS = (
     "def read_json(path):",
@@ -17,10 +19,7 @@ PROMPTS = (
 
 
 @click.command("demo")
-@click.option(
-    "-o", "--output", "--out", "out", type=click.Path(path_type=Path),
-    help=f"Folder to work in.  [default: {FOLDER}, replaced each time]",
-)  # fmt: skip
+@folder_option(f"Folder to work in.  [default: {FOLDER}, replaced each time]", required=False)
 @click.option("--minutes", type=float, default=1.25, help="Minutes of training.  [default: 1.25]")
 @click.option("--overwrite", is_flag=True, help="Replace a run that is in the folder.")
 def command(out: Path | None, minutes: float, overwrite: bool) -> None:

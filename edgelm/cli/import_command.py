@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
+from edgelm.cli.arguments import folder_option
+
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("source")
-@click.option(
-    "-o", "--output", "--out", "out", required=True, type=click.Path(path_type=Path), help="Folder to write."
-)
+@folder_option("Folder to write.")
 @click.option(
     "--tokenizer",
     metavar="PATH|NAME|none",

@@ -9,21 +9,14 @@ from typing import Any
 
 import click
 
+from edgelm.cli.arguments import folder_option
 from edgelm.cli.training_options import DEFAULT_PRESET, GroupedCommand, setting_flags
 from edgelm.training.config import TEACHING, RunConfig, TrainingConfig, resolve, resumed
 
 
 @click.command(name="train", cls=GroupedCommand)
 @click.argument("data", nargs=-1)
-@click.option(
-    "-o",
-    "--output",
-    "--out",
-    "out",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Folder of the run.",
-)
+@folder_option("Folder of the run.")
 @click.option(
     "--preset",
     metavar="NAME|FILE",

@@ -6,18 +6,12 @@ from pathlib import Path
 
 import click
 
+from edgelm.cli.arguments import folder_option
+
 
 @click.command("web")
 @click.argument("model", required=False)
-@click.option(
-    "-o",
-    "--output",
-    "--out",
-    "out",
-    type=click.Path(path_type=Path),
-    required=True,
-    help="Folder to write the page into.",
-)
+@folder_option("Folder to write the page into.")
 @click.option("--title", help="What the page is called. [the model's name]")
 def command(model: str | None, out: Path, title: str | None) -> None:
     """Write a web page that runs MODEL (default: the one that comes along) in the browser, without a server's help.

@@ -21,10 +21,10 @@ from edgelm_runtime.errors import OptionError
 from edgelm_runtime.model_file.interface import CAPACITY
 
 SPARE = 1  # positions that a cache needs beyond its tokens
-SPARE_NAME = "steady.spare"
+SPARE_NAME = "spare_row.size"
 
 
-class SteadyAttention(ir.passes.InPlacePass):
+class SpareRow(ir.passes.InPlacePass):
     """Give each `GroupQueryAttention` a further row and take it off again."""
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
@@ -38,7 +38,7 @@ class SteadyAttention(ir.passes.InPlacePass):
             )
         if not nodes:
             return ir.passes.PassResult(model, False)
-        build = Builder(graph, nodes[0], "steady")
+        build = Builder(graph, nodes[0], "spare_row")
         spare = build.constant(SPARE_NAME, np.int32(SPARE))
         lengths = [build.add("Add", [nodes[0].inputs[index], spare]) for index in (5, 6)]
         tables: dict[ir.Value, ir.Value] = {}
@@ -58,15 +58,15 @@ def _longer_table(graph: ir.Graph, tables: dict[ir.Value, ir.Value], table: ir.V
     if table not in tables:
         assert table.const_value is not None and table.name is not None
         rows = np.pad(table.const_value.numpy(), ((0, SPARE), (0, 0)))
-        tables[table] = constant(f"{table.name}.steady", rows)
+        tables[table] = constant(f"{table.name}.spare_row", rows)
         graph.register_initializer(tables[table])
     return tables[table]
 
 
 def _widen(graph: ir.Graph, node: ir.Node) -> None:
     """Add a row of zeros to what `node` is fed, and cut its result off."""
-    build = Builder(graph, node, f"{node.name}/steady")
-    pads = build.constant("steady.pads", np.array([0, 0, 0, 0, SPARE, 0]))
+    build = Builder(graph, node, f"{node.name}/spare_row")
+    pads = build.constant("spare_row.pads", np.array([0, 0, 0, 0, SPARE, 0]))
     for index, value in enumerate(node.inputs[:3]):
         if value is not None:
             node.replace_input_with(index, build.add("Pad", [value, pads]))
@@ -74,8 +74,8 @@ def _widen(graph: ir.Graph, node: ir.Node) -> None:
     users = list(result.uses())
     assert result.shape is not None
     shape, result.shape = result.shape, ir.Shape([result.shape[0], "rows_and_spare", result.shape[2]])
-    bounds = [build.constant(f"steady.{at}", np.array([at])) for at in (0, -SPARE, 1)]
-    cut = ir.node("Slice", [result, *bounds], name=f"{node.name}/steady/Slice")
+    bounds = [build.constant(f"spare_row.{at}", np.array([at])) for at in (0, -SPARE, 1)]
+    cut = ir.node("Slice", [result, *bounds], name=f"{node.name}/spare_row/Slice")
     cut.outputs[0].name, cut.outputs[0].shape, cut.outputs[0].type = f"{cut.name}:0", shape, result.type
     graph.insert_after(node, cut)
     for user, index in users:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from edgelm_export.passes.builder import products
-from edgelm_export.passes.spare_row import SteadyAttention
+from edgelm_export.passes.spare_row import SpareRow
 from edgelm_export.quantization.block_matmul import BlockQuantized
 from edgelm_export.quantization.expert_blocks import QuantizedExperts, expert_matrices
 from edgelm_export.quantization.fp16 import Float16Weights
@@ -53,7 +53,7 @@ class Plan:
             if reference.fit:
                 Smoothed(reference.stats.input_sizes, keep=halved)(graph)
             RowwiseInt8(keep=halved)(graph)
-        attention = Int8Cache(reference.stats.cache_ranges) if self.int8_cache else SteadyAttention()
+        attention = Int8Cache(reference.stats.cache_ranges) if self.int8_cache else SpareRow()
         for step in (RowwiseInt8Embedding(), Float16Weights(only=halved), attention):
             step(graph)
 
