@@ -18,7 +18,7 @@ finally:
     sys.path.remove(str(PEERS))
 
 
-@pytest.mark.parametrize("case", cases.CASES, ids=lambda case: case.title)
+@pytest.mark.parametrize("case", (*cases.CASES, *cases.LARGE_CASES), ids=lambda case: case.title)
 def test_what_a_case_names_exists(case: cases.Case) -> None:
     assert case.kind in {*run.KINDS, "start", "memory"}
     names = [subject.name for subject in case.subjects]
@@ -28,7 +28,7 @@ def test_what_a_case_names_exists(case: cases.Case) -> None:
     for subject in case.subjects:
         if subject.adapter != "command":
             assert (PEERS / "adapters" / f"{subject.adapter}.py").exists()
-            assert subject.model in install.RECIPES
+            assert subject.model in install.RECIPES | install.LARGE_RECIPES
         assert subject.environment == "edgelm" or (PEERS / f"requirements-{subject.environment}.txt").exists()
 
 

@@ -39,7 +39,8 @@ Answer = Callable[[Sequence[tuple[Ids, Ids]]], list[Floats]]
 # (batch, length): one token, two, primes, and lengths around powers of two; the context comes on top.
 SIZES = ((1, 1), (1, 2), (3, 1), (2, 2), (2, 3), (1, 5), (3, 7), (1, 13), (2, 17), (1, 31), (1, 64), (1, 127))
 RAGGED = (1, 11, 2, 23)
-STEPWISE = 20  # tokens of the row that is fed to a cache in pieces
+# Tokens of the row that is fed to a cache in pieces, in 37 passes, or 19 where each reads gigabytes of weights.
+STEPWISE, FEWER_STEPS, LARGE = 20, 8, 5e8
 LOGITS_PER_CASE = 1 << 20  # floats, 4 MB: cases are kept while the graph is tried in two ways
 # What the longest row may cost: floats in the attention scores of a layer (256 MB), and products of weights
 # (some seconds). Models of up to 130 million parameters are checked over 1024 tokens, smaller ones over more.
@@ -107,7 +108,8 @@ def make_cases(
     batches += [[np.array(prompt[:longest], np.int64)] for prompt in prompts]
     planned = [_planned(vocab_size, rows) for rows in batches]
     if kv_cache:
-        row = random.integers(0, vocab_size, min(STEPWISE, context))
+        large = _weights(ModelConfig.from_dict(sizes.config)) > LARGE
+        row = random.integers(0, vocab_size, min(FEWER_STEPS if large else STEPWISE, context))
         planned += [_planned(vocab_size, [row], pieces, paired) for pieces in _pieces(len(row))]
     # All at once: a reference too large for the memory goes through its layers once, with every row.
     logits = iter(answer([pair for case in planned for pair in zip(case.rows, case.at, strict=True)]))
@@ -117,11 +119,15 @@ def make_cases(
 def _longest(sizes: ModelFile) -> int:
     """The longest row that is checked, where the context is longer."""
     config = ModelConfig.from_dict(sizes.config)
+    by_scores = int((SCORES_AT_ONCE / config.num_heads) ** 0.5)
+    return max(1, min(by_scores, PRODUCTS_AT_ONCE // _weights(config)))
+
+
+def _weights(config: ModelConfig) -> int:
+    """Weights of the blocks that a token is multiplied by."""
     attention = config.width * config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     mlp = config.width * config.mlp_width * (3 if config.gated_mlp else 2)
-    mlp *= config.experts_per_token or 1
-    by_scores = int((SCORES_AT_ONCE / config.num_heads) ** 0.5)
-    return max(1, min(by_scores, PRODUCTS_AT_ONCE // (config.num_layers * (attention + mlp))))
+    return config.num_layers * (attention + mlp * (config.experts_per_token or 1))
 
 
 def _pieces(length: int) -> Iterator[tuple[int, ...]]:

